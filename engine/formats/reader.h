@@ -1,0 +1,24 @@
+// reader.h — the list of model formats. A format is one line in reader.cc and one file beside it.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/formats/model_graph.h"
+
+namespace espalier::formats {
+
+// Caps that are checked before memory is reserved. The defaults suit a server that reads files of strangers.
+struct ReadLimits {
+  int64_t max_file_bytes = int64_t{2} << 30;     // the model file itself (protobuf's own limit is 2 GiB)
+  int64_t max_tensor_bytes = int64_t{16} << 30;  // one constant, expanded
+  int64_t max_total_bytes = int64_t{64} << 30;   // all constants of a model, expanded
+  int64_t max_nodes = 1 << 20;
+};
+
+// Reads the model at `path` (format by content, not by name). Files are read, never mapped, and a file that shrinks
+// while it is read is an error, not a crash. Errors name file, node or tensor, expected and got:
+// NotFound, InvalidArgument (malformed or hostile), Unimplemented (understood, unsupported), ResourceExhausted (limits).
+absl::StatusOr<ModelGraph> ReadModel(const std::string& path, const ReadLimits& limits = {});
+
+}  // namespace espalier::formats

@@ -1,0 +1,30 @@
+// device.h — the one interface between the engine and the hardware it runs on. CPU is built in; a GPU comes from a
+// module opened at start-up (design: libespalier_cuda.so) that implements this class behind its C table.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "engine/tensor/buffer.h"
+#include "kernels/base/kernel_context.h"
+
+namespace espalier {
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  // What tells one machine's timings from another's in a plan cache: "cpu AMD EPYC 9B14 avx512 2 threads".
+  virtual std::string Description() const = 0;
+  virtual int threads() const = 0;
+  // A context for one caller at a time; valid while the device lives.
+  virtual kernels::KernelContext MakeContext() const = 0;
+};
+
+// The host CPU with `threads` threads over oneTBB; 0 means one per CPU that the cgroup's cpu.max and the affinity mask
+// allow. One thread runs kernels inline in the caller.
+std::unique_ptr<Device> MakeCpuDevice(int threads);
+
+// CPUs usable by this process: min(affinity mask, ceil(cgroup cpu.max quota)), at least 1.
+int AvailableCpus();
+
+}  // namespace espalier
