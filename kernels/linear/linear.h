@@ -2,12 +2,13 @@
 //
 // Shapes   x: [tokens, in], row stride x_stride; y: [tokens, out], row stride y_stride (strides in ELEMENTS);
 //          bias: [out] f32 or null; W: see weight_view.h.
-// Types    CPU: x and y f32; weight values f32, bf16 or f16; accumulation f32.
+// Types    x and y of io_dtype. CPU: io f32, weight values f32, bf16 or f16. CUDA: io and weight values of one type (bf16,
+//          f16 or f32). Accumulation f32 everywhere; bias f32.
 // Memory   Everything is borrowed. y must not alias x or scratch. Kernels allocate nothing: `scratch` holds
 //          scratch_bytes(desc, threads) bytes, 64-byte aligned, contents undefined.
 // Limits   tokens >= 0 (0 is a no-op); in, out >= 1.
 // Errors   kUnsupported when supports() is false for the problem, kInvalidArgument for a broken contract.
-// Async    CPU: returns when y is written. Thread-safe: no shared state.
+// Async    CPU: returns when y is written. CUDA: enqueued on ctx.stream. Thread-safe: no shared state.
 // Determinism  Same variant, weight and x row => bit-identical y row where `batch_invariant`, whatever tokens and
 //          threads are; otherwise the same for the same tokens and threads.
 //
@@ -33,18 +34,20 @@ struct LinearDesc {
   int64_t in = 0;
   Layout layout = Layout::kDense;
   DType weight_dtype = DType::kFloat32;
+  DType io_dtype = DType::kFloat32;
   int32_t block_rows = 1;
   int32_t block_cols = 1;
   int64_t count = 0;  // as WeightView::count
 };
 
-LinearDesc DescOf(const WeightView& weight, int64_t tokens);
+LinearDesc DescOf(const WeightView& weight, int64_t tokens, DType io_dtype = DType::kFloat32);
 
 struct LinearArgs {
   WeightView weight;
-  const float* x = nullptr;
+  DType io_dtype = DType::kFloat32;  // of x and y
+  const void* x = nullptr;
   int64_t x_stride = 0;
-  float* y = nullptr;
+  void* y = nullptr;
   int64_t y_stride = 0;
   const float* bias = nullptr;
   Activation activation = Activation::kNone;
@@ -63,7 +66,8 @@ struct LinearVariant {
   // are. A packed variant still reads row_ptr, col_idx and offsets, but not `values`, which the owner may free.
   const char* packing;
   size_t (*packed_bytes)(const WeightView&);
-  KernelStatus (*pack)(const WeightView&, void* packed);  // `packed`: 64-byte aligned, packed_bytes long
+  // Host memory to host memory, also for CUDA variants (the engine uploads); `packed` is 64-byte aligned.
+  KernelStatus (*pack)(const WeightView&, void* packed);
   size_t (*scratch_bytes)(const LinearDesc&, int threads);
   KernelStatus (*run)(const KernelContext&, const LinearArgs&);
 };

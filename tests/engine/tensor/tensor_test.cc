@@ -48,7 +48,9 @@ TEST(ConvertTest, EveryHalfSurvivesTheRoundTripThroughFloat) {
       ASSERT_EQ(back, bits) << value;
     }
     const float bvalue = BFloat16ToFloat(static_cast<uint16_t>(bits));
-    if (!std::isnan(bvalue)) ASSERT_EQ(FloatToBFloat16(bvalue), bits);
+    if (!std::isnan(bvalue)) {
+      ASSERT_EQ(FloatToBFloat16(bvalue), bits);
+    }
   }
 }
 
