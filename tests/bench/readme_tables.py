@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Writes the tables of README.md from the committed result files, so that no number is typed by hand.
+
+    tests/bench/readme_tables.py           rewrite README.md in place
+    tests/bench/readme_tables.py --check   exit 1, with a diff, if README.md is not what the results say
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`; NAME picks the function below that makes it.
+"""
+import difflib
+import json
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+RESULTS = ROOT / "tests/bench/results"
+
+
+def load(name: str) -> dict:
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    align = ["---"] + ["---:"] * (len(header) - 1)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, align, *rows])
+
+
+def source(results: dict) -> str:
+    return f"\n\n{results['device']}, {results['date'][:10]}: `{results['command']}`"
+
+
+def quickstart() -> str:
+    """The table that ./deploy/quickstart prints: served accuracy, latency and memory of the shipped models."""
+    results = load("cpu/quickstart.json")
+    rows = [[f"`{row['model']}`", row["layout"], f"{100 * row['sparsity']:.1f} %", f"{100 * row['accuracy']:.2f} %",
+             f"{row['p50_us']:.0f} / {row['p99_us']:.0f} µs",
+             f"{row['weight_bytes'] / 1024:.0f} KiB ({100 * row['weight_bytes'] / row['dense_bytes']:.0f} % of dense)"]
+            for row in results["rows"]]
+    return markdown(["model", "layout found", "sparsity", "accuracy", "p50 / p99", "weights"], rows) + source(results)
+
+
+def linear() -> str:
+    """One linear layer, sparse kernel against the best packed oneDNN dense, the batches side by side."""
+    results = load("cpu/linear.json")
+    rows: dict[tuple, dict] = {}
+    for row in results["rows"]:
+        if row["case"] == "bar" and row["dtype"] == "f32":
+            key = (row["layout"], row["block"], row["sparsity"])
+            rows.setdefault(key, {})[row["M"]] = row["dense_us"] / row["us"]
+    batches = sorted({batch for cells in rows.values() for batch in cells})
+    body = [[f"{layout}({block})" if layout not in ("csr", "dense") else layout, f"{100 * sparsity:.0f} %",
+             *(f"{cells[batch]:.1f}×" if batch in cells else "" for batch in batches)]
+            for (layout, block, sparsity), cells in sorted(rows.items())]
+    return markdown(["layout", "sparsity", *(f"batch {batch}" for batch in batches)], body) + source(results)
+
+
+TABLES = {"quickstart": quickstart, "linear": linear}
+
+
+def rendered(text: str) -> str:
+    def table(match: re.Match) -> str:
+        return f"<!-- table: {match.group(1)} -->\n{TABLES[match.group(1)]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- table: (\w+) -->.*?<!-- end -->", table, text, flags=re.S)
+
+
+def main() -> int:
+    readme = ROOT / "README.md"
+    old = readme.read_text(encoding="utf-8")
+    new = rendered(old)
+    if "--check" not in sys.argv:
+        readme.write_text(new, encoding="utf-8")
+        return 0
+    sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), new.splitlines(True), "README.md", "results"))
+    return int(old != new)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
