@@ -1,0 +1,54 @@
+// onnx_tensor.h — constants of an ONNX file (TensorProto, SparseTensorProto) decoded into tensors.
+//
+// Sizes are compared with the shape, and limits checked, before memory is reserved. Messages name
+// neither file nor tensor: the caller, who knows them, puts them in front.
+#pragma once
+
+#include <onnx/onnx_pb.h>
+
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/formats/onnx_types.h"
+#include "engine/formats/reader.h"
+#include "engine/formats/regular_file.h"
+#include "engine/tensor/tensor.h"
+
+namespace espalier::formats {
+
+inline constexpr int kMaxRank = 32;
+
+// Element count of `dims` (any container of int64). InvalidArgument for a negative dimension, more
+// than kMaxRank dimensions or more than 2^62 elements.
+absl::StatusOr<int64_t> CheckedElementCount(absl::Span<const int64_t> dims);
+
+// Decodes the constants of one model and adds up what they take. External data is looked for below
+// `directory`; an empty one refuses it.
+class OnnxConstants {
+ public:
+  OnnxConstants(std::string directory, const ReadLimits& limits)
+      : directory_(std::move(directory)), limits_(limits) {}
+
+  absl::StatusOr<Tensor> Dense(const onnx::TensorProto& proto);
+  absl::StatusOr<Tensor> Sparse(const onnx::SparseTensorProto& proto);
+
+ private:
+  absl::Status Spend(int64_t bytes);
+  absl::Status CheckExpansion(int64_t dense_bytes, int64_t stored_bytes);
+  absl::StatusOr<Tensor> Stored(const onnx::TensorProto& proto, const OnnxElementType& type,
+                                int64_t elements);
+  absl::StatusOr<Tensor> External(const onnx::TensorProto& proto, DType dtype, int64_t bytes);
+
+  const std::string directory_;
+  const ReadLimits limits_;
+  int64_t total_bytes_ = 0;            // of all constants so far
+  int64_t expanded_bytes_ = 0;         // of sparse ones, dense
+  int64_t expanded_stored_bytes_ = 0;  // of sparse ones, as stored
+  std::string
+      external_location_;  // of external_, the last file used: most models have one for all tensors
+  std::optional<RegularFile> external_;
+};
+
+}  // namespace espalier::formats
