@@ -18,20 +18,12 @@ constexpr size_t kGiven = SIZE_MAX;  // produced by no node: an input or a const
 // Value name → index of the node that produces it, or kGiven. The keys live in the graph.
 using Producers = absl::flat_hash_map<absl::string_view, size_t>;
 
-absl::Status NameNodes(std::vector<Node>& nodes) {
-  absl::flat_hash_set<std::string> names;
+absl::Status CheckNodeNames(const std::vector<Node>& nodes) {
+  absl::flat_hash_set<absl::string_view> names;
   for (const Node& node : nodes) {
-    if (node.name.empty()) continue;
     if (auto status = CheckName("a node", node.name); !status.ok()) return status;
-    if (!names.insert(node.name).second) {
-      return absl::InvalidArgumentError(absl::StrCat("two nodes are named ", Quoted(node.name)));
-    }
-  }
-  for (size_t i = 0; i < nodes.size(); ++i) {
-    if (!nodes[i].name.empty()) continue;
-    std::string name = absl::StrCat(nodes[i].op_type, "_", i);
-    while (!names.insert(name).second) name += '_';
-    nodes[i].name = std::move(name);
+    if (names.insert(node.name).second) continue;
+    return absl::InvalidArgumentError(absl::StrCat("two nodes are named ", Quoted(node.name)));
   }
   return absl::OkStatus();
 }
@@ -163,7 +155,7 @@ std::string Describe(const Node& node) {
 }
 
 absl::Status FinishGraph(ModelGraph& graph) {
-  if (auto status = NameNodes(graph.nodes); !status.ok()) return status;
+  if (auto status = CheckNodeNames(graph.nodes); !status.ok()) return status;
   const auto producers = FindProducers(graph);
   if (!producers.ok()) return producers.status();
   if (auto status = CheckOutputs(graph, *producers); !status.ok()) return status;

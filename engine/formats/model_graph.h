@@ -22,7 +22,7 @@ using Attribute =
     std::variant<int64_t, float, std::string, std::vector<int64_t>, std::vector<float>, Tensor>;
 
 struct Node {
-  std::string name;  // never empty: FinishGraph numbers anonymous nodes "<op>_<index in the file>"
+  std::string name;  // never empty: readers number anonymous nodes "<op>_<index in the file>"
   std::string op_type;
   std::string domain;                // "" is ai.onnx
   std::vector<std::string> inputs;   // "" is an omitted optional input
@@ -38,23 +38,24 @@ struct ValueInfo {
 };
 
 struct ModelGraph {
-  std::string source;             // file it was read from, for messages
-  int64_t opset = 0;              // of ai.onnx
-  std::vector<ValueInfo> inputs;  // without those that are initializers
-  std::vector<ValueInfo>
-      outputs;  // at least one; may name a node's output, an initializer or an input
-  absl::flat_hash_map<std::string, Tensor>
-      initializers;  // dense; sparse ones are expanded by the reader
+  std::string source;  // file it was read from, for messages
+  int64_t opset = 0;   // of ai.onnx
+  // Without those that are initializers.
+  std::vector<ValueInfo> inputs;
+  // At least one. An output may also name an initializer or an input.
+  std::vector<ValueInfo> outputs;
+  // All dense: sparse ones are expanded by the reader.
+  absl::flat_hash_map<std::string, Tensor> initializers;
   std::vector<Node> nodes;
 };
 
 // "node 'fc1' (Gemm)", for messages.
 std::string Describe(const Node& node);
 
-// Names anonymous nodes, checks the promises above (all but the sizes of constants) and sorts the
-// nodes. A file that has them in order keeps its order; one that has not is sorted rather than
-// refused, as other runtimes do, because graph editors write such files and the sort costs nothing.
-// InvalidArgument names nodes and values.
+// Checks the promises above (all but the sizes of constants) and sorts the nodes. A file that has
+// them in order keeps its order; one that has not is sorted rather than refused, as other runtimes
+// do, because graph editors write such files and the sort costs nothing. InvalidArgument names
+// nodes and values.
 absl::Status FinishGraph(ModelGraph& graph);
 
 }  // namespace espalier::formats

@@ -17,12 +17,6 @@ absl::Status Annotated(absl::string_view what, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(what, ": ", status.message()));
 }
 
-std::string DescribeProto(const onnx::NodeProto& node, int index) {
-  const std::string op = Shown(node.op_type());
-  return node.name().empty() ? absl::StrCat("node ", index, " (", op, ", without a name)")
-                             : absl::StrCat("node ", Quoted(node.name()), " (", op, ")");
-}
-
 // ---- values
 
 const char* KindOf(const onnx::TypeProto& type) {
@@ -171,8 +165,6 @@ absl::Status FoldConstant(const onnx::NodeProto& proto, absl::string_view what,
 }
 
 absl::Status ReadNode(const onnx::NodeProto& proto, OnnxConstants& constants, Node& node) {
-  node.name = proto.name();
-  node.op_type = proto.op_type();
   node.inputs.assign(proto.input().begin(), proto.input().end());
   node.outputs.assign(proto.output().begin(), proto.output().end());
   for (const auto& attribute : proto.attribute()) {
@@ -187,13 +179,26 @@ absl::Status ReadNode(const onnx::NodeProto& proto, OnnxConstants& constants, No
 }
 
 absl::Status ReadNodes(onnx::GraphProto& proto, OnnxConstants& constants, ModelGraph& graph) {
+  absl::flat_hash_set<std::string> names;  // that anonymous nodes cannot have
+  for (const auto& node : proto.node()) names.insert(node.name());
   int index = -1;
-  return Drain(*proto.mutable_node(), [&](const onnx::NodeProto& node) {
-    const std::string what = DescribeProto(node, ++index);
-    if (auto status = CheckNode(node); !status.ok()) return Annotated(what, status);
-    if (node.op_type() == "Constant") return FoldConstant(node, what, constants, graph);
-    auto status = ReadNode(node, constants, graph.nodes.emplace_back());
-    return status.ok() ? status : Annotated(what, status);
+  return Drain(*proto.mutable_node(), [&](const onnx::NodeProto& node_proto) {
+    ++index;
+    Node node;
+    node.op_type = node_proto.op_type();
+    node.name = node_proto.name();
+    if (node.name.empty()) {
+      node.name = absl::StrCat(node.op_type, "_", index);
+      while (!names.insert(node.name).second) node.name += '_';
+    }
+    if (auto status = CheckNode(node_proto); !status.ok()) return Annotated(Describe(node), status);
+    if (node.op_type == "Constant") {
+      return FoldConstant(node_proto, Describe(node), constants, graph);
+    }
+    auto status = ReadNode(node_proto, constants, node);
+    if (!status.ok()) return Annotated(Describe(node), status);
+    graph.nodes.push_back(std::move(node));
+    return status;
   });
 }
 

@@ -1,0 +1,31 @@
+// model_settings.h — Espalier's own settings of a model, from the parameters of its config.pbtxt:
+//
+//   parameters { key: "weight_memory" value { string_value: "smallest" } }
+//
+//   precision          as_stored (default), fp32, bf16       type of weights and activations; bf16
+//   accumulates in fp32 weight_memory      smallest, balanced (default), fastest  whether a layer
+//   may keep a second layout, for large batches deterministic      true, false (default)
+//   bit-identical answers whatever the batch and the replica flush_subnormals   true, false
+//   (default)                  weights below the smallest normal number count as zero
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "proto/inference/model_config.pb.h"
+
+namespace espalier::formats {
+
+enum class Precision { kAsStored, kFloat32, kBFloat16 };
+enum class WeightMemory { kSmallest, kBalanced, kFastest };
+
+struct ModelSettings {
+  Precision precision = Precision::kAsStored;
+  WeightMemory weight_memory = WeightMemory::kBalanced;
+  bool deterministic = false;
+  bool flush_subnormals = false;
+};
+
+// Parameters of other names are left alone. InvalidArgument for a value that is none of the above
+// lists them.
+absl::StatusOr<ModelSettings> ReadModelSettings(const inference::ModelConfig& config);
+
+}  // namespace espalier::formats
