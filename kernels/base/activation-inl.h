@@ -38,17 +38,20 @@ template <class D, class V>
 HWY_INLINE V Exp(D d, V x) {
   const hn::RebindToSigned<D> di;
   // Saturated only so that 2^n below is a valid pattern; the two selections at the end give the final answer.
-  const V n = hn::Round(hn::Min(hn::Max(hn::Mul(x, hn::Set(d, 1.44269504f)), hn::Set(d, -126.0f)), hn::Set(d, 128.0f)));
+  const V n = hn::Round(hn::Min(hn::Max(hn::Mul(x, hn::Set(d, 1.44269504f)), hn::Set(d, -126.0f)),
+                                hn::Set(d, 128.0f)));
   // ln 2 in two parts: n · 0.693145752 is exact for |n| < 2⁹.
-  const V r = hn::MulAdd(n, hn::Set(d, -1.42860677e-6f), hn::MulAdd(n, hn::Set(d, -0.693145752f), x));
+  const V r =
+      hn::MulAdd(n, hn::Set(d, -1.42860677e-6f), hn::MulAdd(n, hn::Set(d, -0.693145752f), x));
   // Degree 6 on |r| <= ln2 / 2, relative error 2.0e-8.
-  const V p = Polynomial(d, r, 1.0f, 1.0000000378f, 0.50000000472f, 0.16666415148f, 0.041666352438f, 0.0083751569547f,
-                         0.0013941146603f);
+  const V p = Polynomial(d, r, 1.0f, 1.0000000378f, 0.50000000472f, 0.16666415148f, 0.041666352438f,
+                         0.0083751569547f, 0.0013941146603f);
   // 2^n = 2^(n-1) · 2, so that n = 128 does not overflow the exponent field before the multiplication.
   const auto exponent = hn::Add(hn::ConvertTo(di, n), hn::Set(di, 126));
   const V scale = hn::BitCast(d, hn::ShiftLeft<23>(exponent));
   V y = hn::Mul(hn::Add(p, p), scale);
-  y = hn::IfThenElse(hn::Gt(x, hn::Set(d, 88.72f)), hn::Set(d, std::numeric_limits<float>::infinity()), y);
+  y = hn::IfThenElse(hn::Gt(x, hn::Set(d, 88.72f)),
+                     hn::Set(d, std::numeric_limits<float>::infinity()), y);
   y = hn::IfThenElse(hn::Lt(x, hn::Set(d, -87.33f)), hn::Zero(d), y);
   return hn::IfThenElse(hn::IsNaN(x), x, y);
 }
@@ -70,8 +73,8 @@ HWY_INLINE V Tanh(D d, V x) {
   const V magnitude = hn::Abs(x);
   const V s = hn::Mul(x, x);
   // |x| < 0.625: x + x³ · P(x²), degree 5, error 4.8e-9; beyond: 1 - 2 / (e^2|x| + 1), which does not cancel there.
-  const V p = Polynomial(d, s, -0.33333333173f, 0.13333303557f, -0.053959259590f, 0.021768918714f, -0.0083439456567f,
-                         0.0022927449333f);
+  const V p = Polynomial(d, s, -0.33333333173f, 0.13333303557f, -0.053959259590f, 0.021768918714f,
+                         -0.0083439456567f, 0.0022927449333f);
   const V small = hn::MulAdd(hn::Mul(x, s), p, x);
   const V e = Exp(d, hn::Add(magnitude, magnitude));
   const V large = hn::CopySign(hn::Sub(one, hn::Div(hn::Set(d, 2.0f), hn::Add(e, one))), x);
@@ -93,22 +96,30 @@ HWY_INLINE V GeluErf(D d, V x) {
   const V one = hn::Set(d, 1.0f);
   const V t = hn::Mul(hn::Abs(x), hn::Set(d, 0.70710678119f));
   const V k = hn::Div(one, hn::MulAdd(t, hn::Set(d, 0.3f), one));
-  const V p = Polynomial(d, k, 0.16917664190f, 0.17088952464f, 0.14721168466f, 0.21894825606f, -0.10332091776f,
-                         0.55930837042f, -0.52167803808f, 0.48980369472f, -0.13033923600f);
+  const V p =
+      Polynomial(d, k, 0.16917664190f, 0.17088952464f, 0.14721168466f, 0.21894825606f,
+                 -0.10332091776f, 0.55930837042f, -0.52167803808f, 0.48980369472f, -0.13033923600f);
   const V erfc = hn::Mul(hn::Mul(k, p), Exp(d, hn::Mul(hn::Mul(x, x), hn::Set(d, -0.5f))));
   const V half = hn::Mul(x, hn::Set(d, 0.5f));
-  return hn::Mul(half, hn::IfThenElse(hn::Lt(x, hn::Zero(d)), erfc, hn::Sub(hn::Set(d, 2.0f), erfc)));
+  return hn::Mul(half,
+                 hn::IfThenElse(hn::Lt(x, hn::Zero(d)), erfc, hn::Sub(hn::Set(d, 2.0f), erfc)));
 }
 
 template <class D, class V>
 HWY_INLINE V Activate(D d, Activation activation, V v) {
   switch (activation) {
-    case Activation::kNone: return v;
-    case Activation::kRelu: return Relu(d, v);
-    case Activation::kGeluErf: return GeluErf(d, v);
-    case Activation::kGeluTanh: return GeluTanh(d, v);
-    case Activation::kSigmoid: return Sigmoid(d, v);
-    case Activation::kTanh: return Tanh(d, v);
+    case Activation::kNone:
+      return v;
+    case Activation::kRelu:
+      return Relu(d, v);
+    case Activation::kGeluErf:
+      return GeluErf(d, v);
+    case Activation::kGeluTanh:
+      return GeluTanh(d, v);
+    case Activation::kSigmoid:
+      return Sigmoid(d, v);
+    case Activation::kTanh:
+      return Tanh(d, v);
   }
   return v;
 }
@@ -119,7 +130,8 @@ HWY_NOINLINE inline void ActivateArray(Activation activation, const float* x, fl
   const hn::ScalableTag<float> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) hn::StoreU(Activate(d, activation, hn::LoadU(d, x + i)), d, y + i);
+  for (; i + lanes <= n; i += lanes)
+    hn::StoreU(Activate(d, activation, hn::LoadU(d, x + i)), d, y + i);
   if (i == n) return;
   HWY_ALIGN float tail[HWY_MAX_BYTES / sizeof(float)] = {};
   for (int64_t j = i; j < n; ++j) tail[j - i] = x[j];

@@ -1,10 +1,62 @@
 #include "kernels/linear/linear.h"
 
+#include <cstring>
+
+#include "kernels/diagonal_linear/diagonal_linear.h"
+#include "kernels/linear/check_args.h"
+
 namespace espalier::kernels {
+namespace {
+
+// A family is one struct of static functions; a line of variants.inc binds it to a weight type and
+// a packing.
+template <typename Family, Layout kLayout, DType kWeight>
+bool Supports(const LinearDesc& desc) {
+  return desc.layout == kLayout && desc.weight_dtype == kWeight &&
+         desc.io_dtype == DType::kFloat32 && desc.tokens >= 0 && desc.in >= 1 && desc.out >= 1 &&
+         Family::Supports(desc);
+}
+
+template <typename Family, Layout kLayout, DType kWeight, bool kPacked>
+KernelStatus Run(const KernelContext& ctx, const LinearArgs& args) {
+  if (const KernelStatus status = CheckLinearArgs(args, kPacked); !status.ok()) return status;
+  LinearDesc desc = DescOf(args.weight, args.tokens, args.io_dtype);
+  if (ctx.arch != Arch::kCpu || !Supports<Family, kLayout, kWeight>(desc)) {
+    return {KernelCode::kUnsupported, "linear: this variant does not take the problem"};
+  }
+  return args.tokens == 0 ? KernelStatus{} : Family::Run(ctx, args);
+}
+
+constexpr LinearVariant kVariants[] = {
+#define ESPALIER_LINEAR_VARIANT(name, layout, weight, batch_invariant, packing, Family) \
+  {#name,                                                                               \
+   Layout::layout,                                                                      \
+   Arch::kCpu,                                                                          \
+   batch_invariant,                                                                     \
+   Supports<Family, Layout::layout, DType::weight>,                                     \
+   packing,                                                                             \
+   Family::PackedBytes,                                                                 \
+   Family::Pack,                                                                        \
+   Family::ScratchBytes,                                                                \
+   Run<Family, Layout::layout, DType::weight, (packing) != nullptr>},
+#include "kernels/diagonal_linear/variants.inc"
+#undef ESPALIER_LINEAR_VARIANT
+};
+
+}  // namespace
 
 LinearDesc DescOf(const WeightView& weight, int64_t tokens, DType io_dtype) {
   return {tokens,   weight.out,        weight.in,         weight.layout, weight.dtype,
           io_dtype, weight.block_rows, weight.block_cols, weight.count};
+}
+
+std::span<const LinearVariant> LinearVariants() { return kVariants; }
+
+const LinearVariant* FindLinearVariantOrNull(const char* name) {
+  for (const LinearVariant& variant : kVariants) {
+    if (std::strcmp(variant.name, name) == 0) return &variant;
+  }
+  return nullptr;
 }
 
 }  // namespace espalier::kernels

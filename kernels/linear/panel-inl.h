@@ -1,0 +1,84 @@
+// panel-inl.h — token panels: how kernels that put tokens into vector lanes see x, and how their
+// tiles get back to y.
+//
+//   panel[c · width + lane] = x[token lane, c]       tile of y: tile[r · width + lane] = y[token lane, row r]
+//
+// With weights broadcast and tokens in lanes there are no gathers whatever the sparsity pattern;
+// both transpositions are 4 x 4 blocks in registers.
+//
+// Per-target include guard: every instruction set sees this file once.
+#if defined(ESPALIER_KERNELS_LINEAR_PANEL_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ESPALIER_KERNELS_LINEAR_PANEL_INL_H_
+#undef ESPALIER_KERNELS_LINEAR_PANEL_INL_H_
+#else
+#define ESPALIER_KERNELS_LINEAR_PANEL_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstdint>
+
+#include "hwy/highway.h"
+#include "kernels/base/activation-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace espalier::kernels::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// to[c · to_stride + r] = from[r · from_stride + c] for r in [0, rows), c in [0, cols).
+HWY_INLINE void Transpose(const float* from, int64_t from_stride, int64_t rows, int64_t cols,
+                          float* to, int64_t to_stride) {
+  int64_t r = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const hn::FixedTag<float, 4> d;
+  for (; r + 4 <= rows; r += 4) {
+    const float* p = from + r * from_stride;
+    float* q = to + r;
+    int64_t c = 0;
+    for (; c + 4 <= cols; c += 4) {
+      const auto a0 = hn::LoadU(d, p + c), a1 = hn::LoadU(d, p + from_stride + c);
+      const auto a2 = hn::LoadU(d, p + 2 * from_stride + c),
+                 a3 = hn::LoadU(d, p + 3 * from_stride + c);
+      const auto low01 = hn::InterleaveLower(d, a0, a1), high01 = hn::InterleaveUpper(d, a0, a1);
+      const auto low23 = hn::InterleaveLower(d, a2, a3), high23 = hn::InterleaveUpper(d, a2, a3);
+      hn::StoreU(hn::ConcatLowerLower(d, low23, low01), d, q + c * to_stride);
+      hn::StoreU(hn::ConcatUpperUpper(d, low23, low01), d, q + (c + 1) * to_stride);
+      hn::StoreU(hn::ConcatLowerLower(d, high23, high01), d, q + (c + 2) * to_stride);
+      hn::StoreU(hn::ConcatUpperUpper(d, high23, high01), d, q + (c + 3) * to_stride);
+    }
+    for (; c < cols; ++c) {
+      for (int64_t i = 0; i < 4; ++i) q[c * to_stride + i] = p[i * from_stride + c];
+    }
+  }
+#endif
+  for (; r < rows; ++r) {
+    for (int64_t c = 0; c < cols; ++c) to[c * to_stride + r] = from[r * from_stride + c];
+  }
+}
+
+// Columns [0, cols) of `tokens` rows of x into a panel of `width` >= tokens lanes; lanes without a
+// token become 0.
+HWY_INLINE void FillPanel(const float* x, int64_t x_stride, int64_t tokens, int64_t cols,
+                          float* panel, int64_t width) {
+  // One cache line of columns at a time: rows of x are a power of two apart more often than not,
+  // and 16 of them evict each other from L1 when every row is walked to its end.
+  constexpr int64_t kLine = 16;
+  for (int64_t c = 0; c < cols; c += kLine) {
+    Transpose(x + c, x_stride, tokens, std::min(kLine, cols - c), panel + c * width, width);
+  }
+  if (tokens == width) return;
+  for (int64_t c = 0; c < cols; ++c)
+    std::fill(panel + c * width + tokens, panel + (c + 1) * width, 0.0f);
+}
+
+// y[token, row] = act(tile[row, token]) for a tile of `rows` rows (bias already in it); changes the
+// tile.
+HWY_INLINE void StoreTile(float* tile, int64_t width, int64_t rows, int64_t tokens,
+                          Activation activation, float* y, int64_t y_stride) {
+  if (activation != Activation::kNone) ActivateArray(activation, tile, tile, rows * width);
+  Transpose(tile, width, rows, tokens, y, y_stride);
+}
+
+}  // namespace espalier::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
