@@ -1,9 +1,12 @@
-// sparse_weight.h — an owned weight W [out, in] in one layout, with exact conversion between all of them.
+// sparse_weight.h — an owned weight W [out, in] in one layout, with exact conversion between all of
+// them.
 //
-// Layouts, index maps and padding: kernels/linear/weight_view.h. "Zero" means ±0.0: a dropped −0.0 reads back as +0.0,
-// every other value bit for bit (NaN payloads too). Conversions cap what they allocate by what the view's counts imply.
+// Layouts, index maps and padding: kernels/linear/weight_view.h. "Zero" means ±0.0: a dropped −0.0
+// reads back as +0.0, every other value bit for bit (NaN payloads too; a −0.0 inside a stored block
+// is stored). Memory: FromDense and Transposed allocate what LayoutBytes says plus one index array.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -12,33 +15,48 @@
 
 namespace espalier::sparse {
 
+// Bytes of values and indices of a weight [out, in] in layout `spec` with `count` as in WeightView
+// (dense: out · in, csr: non-zeros, block_csr: stored blocks, diagonal: offsets).
+size_t LayoutBytes(const LayoutSpec& spec, DType dtype, int64_t out, int64_t in, int64_t count);
+
 class SparseWeight {
  public:
   SparseWeight() = default;
 
-  // Encodes a dense [out, in] tensor (f32, bf16 or f16). Every non-zero is kept; blocks and diagonals that hold at least
-  // one are stored whole. InvalidArgument for rank ≠ 2, another dtype, or block sides outside [1, 4096];
-  // ResourceExhausted when an index would not fit int32.
+  // Encodes a dense [out, in] tensor (f32, bf16 or f16; out, in ≥ 1). Every non-zero is kept;
+  // blocks and diagonals that hold at least one are stored whole. InvalidArgument for another shape
+  // or dtype or block sides outside [1, kMaxBlockSide]; ResourceExhausted when an index would not
+  // fit int32 or memory is short.
   static absl::StatusOr<SparseWeight> FromDense(const TensorView& dense, const LayoutSpec& spec);
 
-  // The dense [out, in] tensor, same dtype.
+  // The dense [out, in] tensor, same dtype. FailedPrecondition after ReleaseValues.
   absl::StatusOr<Tensor> ToDense() const;
 
-  // Wᵀ [in, out] in the same layout (blocks transposed too): a diagonal stays a diagonal, without going through dense.
+  // Wᵀ [in, out] in the same layout (blocks transposed too): a diagonal stays a diagonal, without
+  // going through dense. FailedPrecondition after ReleaseValues.
   absl::StatusOr<SparseWeight> Transposed() const;
 
-  LayoutSpec spec() const;
+  const LayoutSpec& spec() const { return spec_; }
+  DType dtype() const { return dtype_; }
   int64_t out() const { return out_; }
   int64_t in() const { return in_; }
   int64_t count() const { return count_; }
-  // Bytes held: values and indices.
+  // Bytes held now: values (unless released) and indices.
   size_t bytes() const;
+  // Valid while this weight lives and is not changed; a move keeps it valid.
   kernels::WeightView view() const;
 
   // Frees `values` once a packed form has replaced them (the view's `values` is null from then on).
   void ReleaseValues() { values_ = Buffer(); }
 
  private:
+  bool released() const { return values_.data() == nullptr && stored_values() > 0; }
+  int64_t stored_values() const;
+  template <typename Bits>
+  absl::Status FindBlocks(const Bits* dense);
+  absl::Status TransposeBlockCsr(const SparseWeight& from);
+  void TransposeDiagonal(const SparseWeight& from);
+
   DType dtype_ = DType::kFloat32;
   LayoutSpec spec_;
   int64_t out_ = 0, in_ = 0, count_ = 0;
