@@ -1,0 +1,92 @@
+// infer_request.h — one inference request on its way through the runtime.
+//
+//   front end fills it ──ServedVersion::Submit──▶ checked, queued ──instance's thread──▶ executed ──▶ Answer
+//
+// Memory   The request borrows the bytes of its inputs (a received message, in whatever pieces and alignment it came)
+//          and lends memory for its outputs; it must stay alive, and the bytes in place, until Answer was called.
+//          Inputs are copied once, into the aligned buffer of the instance that runs them; outputs once, from there into
+//          the memory that AllocateOutputs gave.
+// Threads  Cancel may be called at any time from any thread. Everything else belongs to one thread at a time: the front
+//          end's until Submit, the runtime's from then on.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "engine/runtime/statistics.h"
+#include "engine/tensor/shape.h"
+
+namespace espalier::runtime {
+
+class ServedVersion;
+
+// Bytes that somebody else owns.
+struct ByteSlice {
+  const std::byte* data = nullptr;
+  size_t size = 0;
+};
+
+// A 3 KB tensor arrives in one slice or two; a 1 MiB tensor in 17 to 129.
+using ByteSlices = absl::InlinedVector<ByteSlice, 2>;
+
+size_t TotalBytes(const ByteSlices& slices);
+
+// An input as the client named and described it. Little-endian elements, row-major.
+struct InputTensor {
+  std::string name;
+  std::string datatype;  // "FP32", …
+  Shape shape;           // with the batch dimension
+  ByteSlices data;
+};
+
+// An output that the request asked for. `data` is where its bytes go, set by AllocateOutputs.
+struct OutputTensor {
+  int index = 0;  // of the model's outputs
+  Shape shape;    // with the batch dimension
+  size_t bytes = 0;
+  std::byte* data = nullptr;
+};
+
+class InferRequest {
+ public:
+  virtual ~InferRequest() = default;
+
+  // --- filled by the front end ---
+  std::vector<InputTensor> inputs;
+  std::vector<std::string> requested_outputs;  // empty: all, in the model's order
+  int64_t arrival_nanos = NowNanos();
+  int64_t deadline_nanos = INT64_MAX;  // on the clock of NowNanos; the client stops waiting then
+  int64_t timeout_micros = 0;          // in the queue, if the model allows requests to choose it; 0: the model's default
+
+  // Answered CANCELLED without being executed, unless its execution has already begun.
+  void Cancel() { cancelled_.store(true, std::memory_order_relaxed); }
+  bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
+
+  // --- filled by Submit ---
+  std::shared_ptr<const ServedVersion> version;  // the pin; released just before Answer
+  int64_t batch = 1;                             // items; 1 for a model that does not batch
+  std::vector<int> input_of;                     // model input i is inputs[input_of[i]]
+  std::vector<OutputTensor> outputs;             // in the order asked for
+  int64_t queue_deadline_nanos = INT64_MAX;      // UNAVAILABLE "Request timeout expired" afterwards
+
+  // Sets `data` of every output to `bytes` bytes that stay valid until after Answer. Called once, after a run that went
+  // well. ResourceExhausted without memory.
+  virtual absl::Status AllocateOutputs() = 0;
+
+  // The answer; called exactly once. The request may delete itself here: nobody touches it afterwards.
+  virtual void Answer(absl::Status status) = 0;
+
+ private:
+  std::atomic<bool> cancelled_{false};
+};
+
+// A name sent by a client, fit for messages and logs: escaped where not printable, cut at 128 bytes.
+std::string Printable(absl::string_view name);
+
+}  // namespace espalier::runtime

@@ -1,0 +1,40 @@
+// model_loader.h — from files to a prepared model; the seam where tests put a loader of their own.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/formats/model_config.h"
+#include "engine/planner/prepared_model.h"
+
+namespace espalier::runtime {
+
+struct LoadJob {
+  std::string model;
+  std::string directory;  // of the model
+  int64_t version = 0;
+  inference::ModelConfig config;  // as read from config.pbtxt; empty when there is none
+  int64_t measure_budget_millis = 0;
+};
+
+struct LoadedModel {
+  inference::ModelConfig config;  // complete
+  std::unique_ptr<const planner::PreparedModel> model;
+};
+
+// Thread-safe: several loads run at once, each on a loader thread, where blocking is fine.
+class ModelLoader {
+ public:
+  virtual ~ModelLoader() = default;
+  // The config of the model in `directory`, empty when there is none; InvalidArgument when it cannot be read.
+  virtual absl::StatusOr<inference::ModelConfig> ReadConfig(const std::string& directory) = 0;
+  // Errors name the file, the node or tensor, expected and got.
+  virtual absl::StatusOr<LoadedModel> Load(LoadJob job) = 0;
+};
+
+// Reads `<directory>/<version>/<default_model_filename or model.onnx>` and prepares it on `device`, which must outlive
+// the loader and its models. `plan_cache_dir` may be empty.
+std::unique_ptr<ModelLoader> MakeFileModelLoader(const Device& device, std::string plan_cache_dir);
+
+}  // namespace espalier::runtime

@@ -1,0 +1,35 @@
+// rpc_scope.h — the first thing that a handler opens: deadline, cancellation, latency, count and trace of one RPC.
+#pragma once
+
+#include "absl/status/status.h"
+#include "grpcpp/server_context.h"
+#include "service/rpcs.h"
+#include "service/telemetry.h"
+
+namespace espalier::service {
+
+class RpcScope {
+ public:
+  // Both outlive the scope.
+  RpcScope(Telemetry& telemetry, grpc::CallbackServerContext& context, Rpc rpc)
+      : telemetry_(telemetry), context_(context), rpc_(rpc) {}
+
+  int64_t arrival_nanos() const { return arrival_nanos_; }
+  // When the client stops waiting, on the clock of runtime::NowNanos; INT64_MAX: never.
+  int64_t deadline_nanos() const;
+  bool cancelled() const { return context_.IsCancelled(); }
+
+  // The end of the RPC: counts, times and (errors at level debug, the rest at trace) logs it. Exactly once.
+  grpc::Status End(const absl::Status& status);
+
+  // Ends a unary RPC that is answered in its handler.
+  grpc::ServerUnaryReactor* Finish(const absl::Status& status);
+
+ private:
+  Telemetry& telemetry_;
+  grpc::CallbackServerContext& context_;
+  const Rpc rpc_;
+  const int64_t arrival_nanos_ = runtime::NowNanos();
+};
+
+}  // namespace espalier::service

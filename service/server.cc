@@ -1,0 +1,190 @@
+#include "service/server.h"
+
+#include <grpc/grpc.h>
+#include <grpc/support/log.h>
+
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <mutex>
+#include <thread>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "engine/runtime/log.h"
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/resource_quota.h"
+#include "grpcpp/security/server_credentials.h"
+#include "grpcpp/server.h"
+#include "grpcpp/server_builder.h"
+#include "prometheus/exposer.h"
+#include "service/inference_service.h"
+#include "service/metrics.h"
+
+namespace espalier::service {
+namespace {
+
+constexpr char kServiceName[] = "inference.GRPCInferenceService";
+// How often Drain looks whether the last request is gone.
+constexpr absl::Duration kDrainPoll = absl::Milliseconds(5);
+
+// gRPC's own lines, in our format. Its errors are ours to report with more sense, so they are warnings.
+void LogFromGrpc(gpr_log_func_args* args) {
+  const auto level = args->severity == GPR_LOG_SEVERITY_ERROR ? spdlog::level::warn : spdlog::level::debug;
+  runtime::LogEvent(level, "grpc", {{"message", args->message}});
+}
+
+// Process-wide settings of gRPC, before the first server.
+void ConfigureGrpcOnce() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    gpr_set_log_function(LogFromGrpc);
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  });
+}
+
+void SetChannelArguments(grpc::ServerBuilder& builder, const ServerOptions& options) {
+  builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
+  builder.SetMaxSendMessageSize(-1);
+  // By default two servers may share a port, and half of the requests would go to the wrong one.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  // Clients that ping, also while idle, are no attackers.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);
+}
+
+absl::Status CannotListen(absl::string_view what, absl::string_view address, absl::string_view flag) {
+  return absl::UnavailableError(absl::StrCat("cannot listen for ", what, " on ", address,
+                                             ": is the port taken, perhaps by another espalierd? Choose another with --",
+                                             flag, " (port 0 takes a free one)"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
+  return Start(std::move(options), nullptr);
+}
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, std::unique_ptr<runtime::ModelLoader> loader) {
+  ConfigureGrpcOnce();
+  std::unique_ptr<Server> server(new Server(std::move(options)));
+  const ServerOptions& given = server->options_;
+  if (!given.state_dir.empty()) {
+    auto state_dir = runtime::StateDir::Open(given.state_dir);
+    if (!state_dir.ok()) return state_dir.status();
+    server->state_dir_ = *std::move(state_dir);
+  }
+  server->device_ = MakeCpuDevice(given.threads);
+  if (loader == nullptr) {
+    loader = runtime::MakeFileModelLoader(*server->device_, server->state_dir_ ? server->state_dir_->plans() : "");
+  }
+  runtime::ModelManager::Options manager;
+  manager.repositories = given.model_repositories;
+  manager.loader_threads = given.loader_threads;
+  manager.default_max_pending = given.max_queue_size;
+  manager.measure_budget_millis = given.measure_budget_millis;
+  manager.on_started = [server = server.get()] { server->OnModelsLoaded(); };
+  server->models_ = std::make_unique<runtime::ModelManager>(std::move(manager), std::move(loader));
+  server->state_ = std::unique_ptr<ServiceState>(new ServiceState{
+      *server->models_, Telemetry({given.max_requests_in_flight, given.max_request_bytes_in_flight})});
+  // Metrics first: it is the cheaper one to undo.
+  if (absl::Status status = server->ListenForMetrics(); !status.ok()) return status;
+  if (absl::Status status = server->Listen(); !status.ok()) return status;
+  runtime::LogEvent(spdlog::level::info, "listening",
+                    {{"grpc_port", server->port_}, {"metrics_port", server->metrics_port_},
+                     {"device", server->device_->Description()}, {"version", ESPALIER_VERSION}});
+  if (absl::Status status = server->models_->Start(); !status.ok()) return status;
+  return server;
+}
+
+Server::Server(ServerOptions options) : options_(std::move(options)) {}
+
+absl::Status Server::Listen() {
+  service_ = MakeInferenceService(*state_);
+  grpc::ServerBuilder builder;
+  SetChannelArguments(builder, options_);
+  builder.AddListeningPort(options_.address, grpc::InsecureServerCredentials(), &port_);
+  builder.RegisterService(service_.get());
+  grpc_ = builder.BuildAndStart();
+  if (grpc_ == nullptr || port_ <= 0) return CannotListen("gRPC", options_.address, "address");
+  SetServing(false);
+  return absl::OkStatus();
+}
+
+absl::Status Server::ListenForMetrics() {
+  if (options_.metrics_address.empty()) return absl::OkStatus();
+  try {
+    exposer_ = std::make_unique<prometheus::Exposer>(options_.metrics_address);
+  } catch (const std::exception&) {  // its text says nothing about the address
+    return CannotListen("metrics", options_.metrics_address, "metrics_address");
+  }
+  metrics_port_ = exposer_->GetListeningPorts().front();
+  collector_ = MakeMetricsCollector(*state_);
+  exposer_->RegisterCollectable(collector_);
+  return absl::OkStatus();
+}
+
+void Server::SetServing(bool serving) {
+  grpc::HealthCheckServiceInterface* health = grpc_->GetHealthCheckService();
+  health->SetServingStatus("", serving);
+  health->SetServingStatus(kServiceName, serving);
+}
+
+void Server::OnModelsLoaded() {
+  if (state_->draining) return;
+  SetServing(true);
+  size_t ready = 0, failed = 0;
+  for (const auto& entry : models_->Index()) {
+    if (entry.state == runtime::VersionState::kReady) ++ready;
+    if (entry.state == runtime::VersionState::kUnavailable) ++failed;
+  }
+  runtime::LogEvent(spdlog::level::info, "ready", {{"versions_ready", ready}, {"versions_unavailable", failed}});
+  if (absl::Status status = WriteReadyFile(); !status.ok()) {
+    runtime::LogEvent(spdlog::level::err, "ready file not written", {{"reason", status.message()}});
+  }
+}
+
+absl::Status Server::WriteReadyFile() const {
+  if (options_.ready_file.empty()) return absl::OkStatus();
+  // Written beside and renamed, so that whoever waits for the file never reads half of it.
+  const std::string draft = options_.ready_file + ".tmp";
+  std::ofstream file(draft);
+  file << absl::StrCat("{\"grpc_port\": ", port_, ", \"metrics_port\": ", metrics_port_, "}\n");
+  file.close();
+  if (file.fail() || std::rename(draft.c_str(), options_.ready_file.c_str()) != 0) {
+    return absl::PermissionDeniedError(absl::StrCat(options_.ready_file, ": ", std::strerror(errno)));
+  }
+  return absl::OkStatus();
+}
+
+bool Server::Drain(absl::Duration timeout) {
+  if (grpc_ == nullptr) return true;
+  state_->draining = true;
+  grpc_->GetHealthCheckService()->Shutdown();
+  const absl::Time deadline = absl::Now() + timeout;
+  // Tells connected clients to go elsewhere, refuses new ones, and waits for what is in flight. That includes streams that
+  // end only when their client wants (Watch of the health service): when the last inference is answered, those are cut.
+  std::thread shutdown([&] { grpc_->Shutdown(absl::ToChronoTime(deadline)); });
+  while (state_->telemetry.in_flight.requests() > 0 && absl::Now() < deadline) absl::SleepFor(kDrainPoll);
+  const int64_t left = state_->telemetry.in_flight.requests();
+  absl::SleepFor(kDrainPoll);  // for answers that are not inferences
+  grpc_server_cancel_all_calls(grpc_->c_server());
+  shutdown.join();
+  grpc_->Wait();
+  exposer_.reset();
+  if (left > 0) runtime::LogEvent(spdlog::level::warn, "requests cut off", {{"requests", left}});
+  return left == 0;
+}
+
+Server::~Server() {
+  if (grpc_ != nullptr && !state_->draining) Drain(absl::ZeroDuration());
+  exposer_.reset();
+  grpc_.reset();
+  models_.reset();  // before state_, which its callback uses
+}
+
+}  // namespace espalier::service

@@ -1,0 +1,84 @@
+// server.h — the whole server in one object: models, gRPC service, health, reflection, metrics endpoint.
+//
+//   Start ──▶ listening, health NOT_SERVING ──all models loaded──▶ SERVING, ready_file ──Drain──▶ NOT_SERVING, closed
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "engine/runtime/model_manager.h"
+#include "engine/runtime/state_dir.h"
+#include "engine/tensor/device.h"
+#include "service/service_state.h"
+
+namespace grpc {
+class Server;
+class Service;
+}
+namespace prometheus {
+class Collectable;
+class Exposer;
+}  // namespace prometheus
+
+namespace espalier::service {
+
+struct ServerOptions {
+  std::vector<std::string> model_repositories;
+  std::string address = "0.0.0.0:8001";          // gRPC; port 0: a free one
+  std::string metrics_address = "0.0.0.0:8002";  // Prometheus; empty: none
+  std::string state_dir;                         // empty: nothing is kept between runs
+  std::string ready_file;                        // empty: none
+  int threads = 0;                               // that compute; 0: one per CPU
+  int loader_threads = 2;                        // models that load at once
+  int64_t max_message_bytes = int64_t{1} << 30;  // largest request
+  int64_t max_requests_in_flight = 4096;         // 0: no limit
+  int64_t max_request_bytes_in_flight = int64_t{4} << 30;  // 0: no limit
+  int64_t max_queue_size = 0;  // waiting requests per model, unless its config says otherwise; 0: no limit of its own
+  int64_t measure_budget_millis = 3000;
+};
+
+class Server {
+ public:
+  // Locks the state directory, lists the repositories, listens, and begins to load. Errors say what to change: an address
+  // in use, a repository that does not exist, a locked state directory.
+  static absl::StatusOr<std::unique_ptr<Server>> Start(ServerOptions options);
+  // The same with another loader, for tests.
+  static absl::StatusOr<std::unique_ptr<Server>> Start(ServerOptions options, std::unique_ptr<runtime::ModelLoader> loader);
+  // Drains without patience if Drain was not called.
+  ~Server();
+
+  int port() const { return port_; }                  // gRPC
+  int metrics_port() const { return metrics_port_; }  // 0: none
+  bool ready() const { return state_->ready(); }
+  runtime::ModelManager& models() { return *models_; }
+
+  // Takes nothing new (UNAVAILABLE), lets what is in flight finish, then closes all connections. False when something was
+  // still running after `timeout`; it has been cancelled then.
+  bool Drain(absl::Duration timeout);
+
+ private:
+  explicit Server(ServerOptions options);
+  absl::Status Listen();
+  absl::Status ListenForMetrics();
+  void OnModelsLoaded();
+  void SetServing(bool serving);
+  absl::Status WriteReadyFile() const;
+
+  const ServerOptions options_;
+  std::unique_ptr<runtime::StateDir> state_dir_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<runtime::ModelManager> models_;
+  std::unique_ptr<ServiceState> state_;
+  std::unique_ptr<grpc::Service> service_;
+  std::unique_ptr<grpc::Server> grpc_;
+  std::shared_ptr<prometheus::Collectable> collector_;
+  std::unique_ptr<prometheus::Exposer> exposer_;
+  int port_ = 0;
+  int metrics_port_ = 0;
+};
+
+}  // namespace espalier::service

@@ -1,0 +1,21 @@
+// service_state.h — what the handlers share; they own none of it.
+#pragma once
+
+#include <atomic>
+#include <string>
+
+#include "engine/runtime/model_manager.h"
+#include "service/telemetry.h"
+
+namespace espalier::service {
+
+struct ServiceState {
+  runtime::ModelManager& models;
+  Telemetry telemetry;
+  std::atomic<bool> draining{false};
+
+  // Every model that is loaded at start has been, and nobody asked the server to stop.
+  bool ready() const { return models.started() && !draining.load(std::memory_order_relaxed); }
+};
+
+}  // namespace espalier::service
