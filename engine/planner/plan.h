@@ -1,4 +1,5 @@
-// plan.h — the plan as data: per layer, per batch bucket, which layout and kernel, what it costs, what it beat.
+// plan.h — the plan as data: per layer, per batch bucket, which layout and kernel, what it costs,
+// what it beat.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +44,8 @@ struct ModelPlan {
   std::string device;  // Device::Description()
 };
 
-// A table for people (`espalier plan`) and JSON for programs (ModelConfig parameter "plan", metrics, the plan cache).
+// A table for people (`espalier plan`) and JSON for programs (ModelConfig parameter "plan",
+// metrics, the plan cache).
 std::string ToTable(const ModelPlan& plan);
 std::string ToJson(const ModelPlan& plan);
 

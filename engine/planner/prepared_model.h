@@ -1,8 +1,9 @@
 // prepared_model.h — a model that is lowered, planned and resident: what the runtime runs.
 //
-//   ModelGraph ──lower, fuse──▶ Program ──candidates, measure, choose──▶ ModelPlan ──build──▶ PreparedModel
+//   ModelGraph ──lower, fuse──▶ Program ──choose──▶ ModelPlan ──build──▶ PreparedModel
 //
-// Immutable after Prepare and shared between instances; each instance owns an ExecutionState (its static arena).
+// Immutable after Prepare and shared between instances; each instance owns an ExecutionState (its
+// static arena).
 #pragma once
 
 #include <functional>
@@ -17,30 +18,35 @@
 
 namespace espalier::planner {
 
-// How much memory a second copy of a weight may take (design: one resident layout per layer by default).
+// How much memory a second copy of a weight may take (design: one resident layout per layer by
+// default).
 enum class WeightMemory { kSmallest, kBalanced, kFastest };
 
 struct PrepareOptions {
-  // Largest batch; buckets are the powers of two up to it, and it. 0: the model has no batch dimension (one bucket).
+  // Largest batch; buckets are the powers of two up to it, and it. 0: the model has no batch
+  // dimension (one bucket).
   int64_t max_batch_size = 256;
   WeightMemory weight_memory = WeightMemory::kBalanced;
-  // One variant per layer for all batch sizes, chosen without measuring: bit-identical answers whatever the batch.
+  // One variant per layer for all batch sizes, chosen without measuring: bit-identical answers
+  // whatever the batch.
   bool deterministic = false;
   bool flush_subnormals = false;
-  // Directory for plan caches; empty: measure every time. A bad or newer cache file is ignored with one log line.
+  // Directory for plan caches; empty: measure every time. A bad or newer cache file is ignored with
+  // one log line.
   std::string plan_cache_dir;
-  // Total time for measuring candidates at load; what is left unmeasured is decided by the cost model.
+  // Total time for measuring candidates at load; what is left unmeasured is decided by the cost
+  // model.
   int64_t measure_budget_millis = 3000;
 };
 
-// Per-instance memory: input and output buffers and all activations, sized for max_batch_size at creation; nothing is
-// allocated while serving. Not thread-safe; use one per running batch.
+// Per-instance memory: input and output buffers and all activations, sized for max_batch_size at
+// creation; nothing is allocated while serving. Not thread-safe; use one per running batch.
 class ExecutionState;
 
 class PreparedModel {
  public:
-  // Errors name the node: Unimplemented for an op, attribute or type that cannot run, with what to do about it;
-  // InvalidArgument for shapes that do not fit; ResourceExhausted without memory.
+  // Errors name the node: Unimplemented for an op, attribute or type that cannot run, with what to
+  // do about it; InvalidArgument for shapes that do not fit; ResourceExhausted without memory.
   static absl::StatusOr<std::unique_ptr<PreparedModel>> Prepare(formats::ModelGraph graph, const Device& device,
                                                                 const PrepareOptions& options);
   virtual ~PreparedModel() = default;
@@ -53,15 +59,17 @@ class PreparedModel {
 
   virtual absl::StatusOr<std::unique_ptr<ExecutionState>> NewState() const = 0;
 
-  // Runs `batch` items, 1 ≤ batch ≤ max_batch_size (ignored when it is 0), from the state's input buffers to its output
-  // buffers, in the calling thread plus the device's. Bit-identical per item in deterministic mode.
+  // Runs `batch` items, 1 ≤ batch ≤ max_batch_size (ignored when it is 0), from the state's input
+  // buffers to its output buffers, in the calling thread plus the device's. Bit-identical per item
+  // in deterministic mode.
   virtual absl::Status Run(ExecutionState& state, int64_t batch) const = 0;
 };
 
 class ExecutionState {
  public:
   virtual ~ExecutionState() = default;
-  // Buffers of input/output i in its declared dtype, row-major, item after item; 64-byte aligned, stable addresses.
+  // Buffers of input/output i in its declared dtype, row-major, item after item; 64-byte aligned,
+  // stable addresses.
   virtual void* input(int i) = 0;
   virtual const void* output(int i) const = 0;
   virtual size_t arena_bytes() const = 0;

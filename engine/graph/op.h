@@ -1,0 +1,61 @@
+// op.h — one step of a lowered model: a device-blind operation over numbered values.
+//
+// An op is immutable after lowering; everything that changes while serving comes in through
+// RunContext. Sizes are kept per item, so that one op serves every batch: at run time there are
+// `batch` items (1 when the model has no batch dimension and the whole tensor is "one item").
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/base/kernel_context.h"
+#include "kernels/base/kernel_status.h"
+#include "kernels/linear/linear.h"
+
+namespace espalier::graph {
+
+// The kernel and the weight a linear layer runs with in one batch bucket. Borrowed from whoever
+// planned it.
+struct LinearBinding {
+  const kernels::LinearVariant* variant = nullptr;
+  kernels::WeightView weight;
+};
+
+struct RunContext {
+  const kernels::KernelContext& kernel;
+  int64_t batch = 1;
+  void* const* values = nullptr;           // address of every value of the program
+  const LinearBinding* linears = nullptr;  // of every linear layer, for this batch's bucket
+  void* scratch = nullptr;
+};
+
+struct Step;
+
+class Op {
+ public:
+  virtual ~Op() = default;
+  virtual kernels::KernelStatus Run(const RunContext& context, const Step& step) const = 0;
+  // The output may take the memory of the first input when that dies here and has the same size.
+  virtual bool in_place() const { return false; }
+};
+
+struct Step {
+  std::string node;  // name and op of the file's node, for messages
+  std::string op_type;
+  std::vector<int> inputs;  // values
+  int output = -1;
+  std::unique_ptr<Op> op;
+
+  template <typename T>
+  const T* In(const RunContext& context, int i) const {
+    return static_cast<const T*>(context.values[inputs[i]]);
+  }
+  template <typename T>
+  T* Out(const RunContext& context) const {
+    return static_cast<T*>(context.values[output]);
+  }
+};
+
+}  // namespace espalier::graph

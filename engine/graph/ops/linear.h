@@ -1,0 +1,35 @@
+// linear.h — y = act(x · Wᵀ + b) for a constant W, from ONNX Gemm and MatMul. The one op that the
+// planner plans.
+#pragma once
+
+#include "engine/graph/op.h"
+#include "kernels/base/activation.h"
+
+namespace espalier::graph {
+
+// Inputs of the step: x [items · tokens_per_item, in], and the bias [out] when there is one.
+class LinearOp final : public Op {
+ public:
+  LinearOp(int weight, int64_t out, int64_t in, int64_t tokens_per_item)
+      : weight_(weight), out_(out), in_(in), tokens_per_item_(tokens_per_item) {}
+
+  kernels::KernelStatus Run(const RunContext& context, const Step& step) const override;
+
+  int layer() const { return layer_; }    // index into Program::linears and RunContext::linears
+  int weight() const { return weight_; }  // index into Program::weights
+  int64_t out() const { return out_; }
+  int64_t in() const { return in_; }
+  int64_t tokens_per_item() const { return tokens_per_item_; }
+  kernels::Activation activation() const { return activation_; }
+
+  void set_layer(int layer) { layer_ = layer; }
+  void set_activation(kernels::Activation activation) { activation_ = activation; }
+
+ private:
+  int layer_ = -1;
+  const int weight_;
+  const int64_t out_, in_, tokens_per_item_;
+  kernels::Activation activation_ = kernels::Activation::kNone;
+};
+
+}  // namespace espalier::graph

@@ -1,0 +1,26 @@
+#include "engine/graph/program.h"
+
+#include "absl/strings/str_cat.h"
+#include "engine/graph/ops/linear.h"
+
+namespace espalier::graph {
+
+std::string Listing(const Program& program) {
+  std::string text;
+  for (const Step& step : program.steps) {
+    absl::StrAppend(&text, step.node, " (", step.op_type, "): ");
+    if (const auto* linear = dynamic_cast<const LinearOp*>(step.op.get())) {
+      absl::StrAppend(
+          &text, "linear ", linear->in(), " -> ", linear->out(),
+          step.inputs.size() > 1 ? " + bias" : "",
+          linear->activation() == kernels::Activation::kNone ? "" : " + ",
+          linear->activation() == kernels::Activation::kNone ? "" : NameOf(linear->activation()),
+          ": ");
+    }
+    for (int value : step.inputs) absl::StrAppend(&text, "v", value, " ");
+    absl::StrAppend(&text, "-> v", step.output, "\n");
+  }
+  return text;
+}
+
+}  // namespace espalier::graph

@@ -1,0 +1,60 @@
+// program.h — a lowered model: a straight list of steps over numbered values. No control flow, no
+// names to look up.
+//
+// f32, f16 and bf16 are all f32 while they are computed with; every other type is stored as it is
+// and only moved or cast. The first dimension of a runtime value is the batch when the program is
+// batched, and only that one.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/formats/model_graph.h"
+#include "engine/graph/op.h"
+#include "engine/tensor/tensor.h"
+
+namespace espalier::graph {
+
+class LinearOp;
+
+struct Value {
+  enum class Role : uint8_t {
+    kInput,       // buffer of model input `index`, in its declared dtype
+    kOutput,      // buffer of model output `index`, in its declared dtype
+    kActivation,  // in the arena
+    kConstant,    // `constant`
+  };
+  std::string name;
+  Role role = Role::kActivation;
+  int index = 0;
+  DType storage = DType::kFloat32;
+  int64_t elements = 0;  // per item; of a constant: all
+  std::shared_ptr<const Tensor> constant;
+};
+
+// A constant matrix that linear layers multiply with, [out, in].
+struct Weight {
+  std::string name;                      // initializer, or the node that folding made it from
+  std::shared_ptr<const Tensor> tensor;  // null once the planner has put it into its layouts
+};
+
+struct Program {
+  std::string source;  // the file, for messages
+  bool batched = false;
+  std::vector<formats::ValueInfo> inputs, outputs;  // shapes as inferred
+  std::vector<Value> values;
+  std::vector<Step> steps;
+  std::vector<Weight> weights;
+  std::vector<LinearOp*> linears;  // the steps' ops, in order; LinearOp::layer() is the index here
+};
+
+// Memory type of a logical type: f32 for the floats that are computed with.
+constexpr DType StorageOf(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 ? DType::kFloat32 : dtype;
+}
+
+// One line a step: "fc1 (Gemm): linear 784 -> 512 + bias + relu : v0 -> v3".
+std::string Listing(const Program& program);
+
+}  // namespace espalier::graph
