@@ -1,0 +1,49 @@
+"""The protocol's messages, made from descriptors in a pool of their own.
+
+tritonclient, kserve and others register the same names (`inference.ModelInferRequest`, …) in
+protobuf's default pool, each from a slightly different .proto; a second registration there raises
+TypeError. A private pool never meets theirs, so any of them can share a process with this package,
+imported in any order.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import Message
+
+PACKAGE = "inference"
+SERVICE = f"{PACKAGE}.GRPCInferenceService"
+
+
+def _load_pool() -> descriptor_pool.DescriptorPool:
+    path = pathlib.Path(__file__).with_name("_protocol.binpb")
+    try:
+        serialized = path.read_bytes()
+    except FileNotFoundError:
+        raise ImportError(
+            f"{path.name} is made while the package is installed; run: pip install ./clients/python"
+        ) from None
+    pool = descriptor_pool.DescriptorPool()
+    # Imports come before their importers in a FileDescriptorSet.
+    for file in descriptor_pb2.FileDescriptorSet.FromString(serialized).file:
+        pool.AddSerializedFile(file.SerializeToString())
+    return pool
+
+
+_POOL = _load_pool()
+
+
+def message_class(name: str) -> type[Message]:
+    """Returns the class of message `name` of the protocol, e.g. "ModelInferRequest"."""
+    descriptor = _POOL.FindMessageTypeByName(f"{PACKAGE}.{name}")
+    if hasattr(message_factory, "GetMessageClass"):  # protobuf 4.22 and newer
+        return message_factory.GetMessageClass(descriptor)
+    return message_factory.MessageFactory(_POOL).GetPrototype(descriptor)
+
+
+def new(name: str, **fields: Any) -> Any:
+    """Returns a new message `name` with `fields` set."""
+    return message_class(name)(**fields)
