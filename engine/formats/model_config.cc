@@ -74,8 +74,10 @@ absl::StatusOr<inference::ModelConfig> ParseModelConfig(const std::string& text,
   parser.RecordErrorsTo(&errors);
   parser.SetRecursionLimit(32);  // the schema nests 8 deep
   if (!parser.ParseFromString(text, &config)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        origin, ":", errors.message().empty() ? " is not in text format" : errors.message()));
+    return absl::InvalidArgumentError(absl::StrCat(origin, ":",
+                                                   errors.message().empty()
+                                                       ? " is not in text format"
+                                                       : Shown(errors.message(), kShownPathBytes)));
   }
   if (auto status = CheckStrings(config); !status.ok()) return Annotated(origin, status);
   return config;

@@ -39,20 +39,21 @@ bool IsUtf8(absl::string_view text) {
   return true;
 }
 
-std::string Shown(absl::string_view name) {
-  constexpr size_t kShown = 100;
-  size_t shown = name.size();
-  if (shown > kShown) {
-    shown = kShown;
-    while (shown > 0 && (static_cast<uint8_t>(name[shown]) & 0xc0) == 0x80)
+std::string Shown(absl::string_view text, size_t max_bytes) {
+  size_t shown = text.size();
+  if (shown > max_bytes) {
+    shown = max_bytes;
+    while (shown > 0 && (static_cast<uint8_t>(text[shown]) & 0xc0) == 0x80)
       --shown;  // not within a character
   }
-  const absl::string_view head = name.substr(0, shown);
+  const absl::string_view head = text.substr(0, shown);
   return absl::StrCat(IsUtf8(head) ? absl::Utf8SafeCHexEscape(head) : absl::CHexEscape(head),
-                      shown < name.size() ? absl::StrCat("… (", name.size(), " bytes)") : "");
+                      shown < text.size() ? absl::StrCat("… (", text.size(), " bytes)") : "");
 }
 
-std::string Quoted(absl::string_view name) { return absl::StrCat("'", Shown(name), "'"); }
+std::string Quoted(absl::string_view text, size_t max_bytes) {
+  return absl::StrCat("'", Shown(text, max_bytes), "'");
+}
 
 absl::Status CheckName(absl::string_view what, absl::string_view name) {
   if (name.empty())

@@ -13,10 +13,12 @@ namespace espalier::formats {
 // all seen.
 inline constexpr size_t kMaxNameBytes = 4096;
 
-// `name` for a message: what is not printable UTF-8 is escaped, and it is cut after 100 bytes.
-// Quoted: in quotes.
-std::string Shown(absl::string_view name);
-std::string Quoted(absl::string_view name);
+// `text` for a message: what is not printable UTF-8 is escaped, and it is cut after `max_bytes`, so that a message fits
+// into a log line and into a response whatever the file said. Quoted: in quotes.
+inline constexpr size_t kShownNameBytes = 100;
+inline constexpr size_t kShownPathBytes = 512;
+std::string Shown(absl::string_view text, size_t max_bytes = kShownNameBytes);
+std::string Quoted(absl::string_view text, size_t max_bytes = kShownNameBytes);
 
 // Valid UTF-8 (no overlong forms, surrogates or values above U+10FFFF).
 bool IsUtf8(absl::string_view text);

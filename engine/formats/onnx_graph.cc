@@ -30,7 +30,7 @@ const char* KindOf(const onnx::TypeProto& type) {
     case onnx::TypeProto::kSparseTensorType:
       return "a sparse tensor";
     default:
-      return "no type";
+      return "an opaque value";
   }
 }
 
@@ -43,9 +43,13 @@ absl::StatusOr<int64_t> Dimension(const onnx::TensorShapeProto::Dimension& dim, 
         absl::StrCat("dimension ", axis, " is symbolic (", Quoted(dim.dim_param()),
                      "), only the first may be: export the model with a fixed size"));
   }
-  if (dim.dim_value() <= 0) {
+  if (dim.dim_value() < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("dimension ", axis, " is ", dim.dim_value(), ", expected a positive number"));
+  }
+  if (dim.dim_value() == 0) {
+    return absl::UnimplementedError(
+        absl::StrCat("dimension ", axis, " is 0: tensors without elements are not served"));
   }
   return dim.dim_value();
 }

@@ -222,10 +222,10 @@ absl::Status OnnxConstants::Spend(int64_t bytes) {
 
 absl::Status OnnxConstants::CheckExpansion(int64_t dense_bytes, int64_t stored_bytes) {
   // Both sums stay below 2^62: they are bounded by max_total_bytes and by what was read.
-  const int64_t dense = expanded_bytes_ + dense_bytes,
-                stored = expanded_stored_bytes_ + stored_bytes;
-  if (dense - limits_.free_expanded_bytes > 0 &&
-      (dense - limits_.free_expanded_bytes) / limits_.max_expansion > stored) {
+  const int64_t dense = expanded_bytes_ + dense_bytes;
+  const int64_t stored = expanded_stored_bytes_ + stored_bytes;
+  const int64_t beyond = std::max<int64_t>(dense - limits_.free_expanded_bytes, 0);
+  if (beyond / limits_.max_expansion + (beyond % limits_.max_expansion > 0) > stored) {
     return absl::ResourceExhaustedError(
         absl::StrCat("sparse constants expand from ", stored, " to ", dense,
                      " bytes, the limit is ", limits_.free_expanded_bytes, " bytes plus ",

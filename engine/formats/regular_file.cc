@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "engine/formats/names.h"
 
 namespace espalier::formats {
 namespace {
@@ -24,6 +25,8 @@ constexpr int kReadFlags = O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
 // One pread moves at most 2^31 - 4096 bytes on Linux; 1 GiB keeps the arithmetic plain.
 constexpr int64_t kMaxReadBytes = int64_t{1} << 30;
 
+std::string QuotedPath(const std::string& path) { return Quoted(path, kShownPathBytes); }
+
 const char* KindOf(mode_t mode) {
   if (S_ISDIR(mode)) return "a directory";
   if (S_ISFIFO(mode)) return "a FIFO";
@@ -32,12 +35,12 @@ const char* KindOf(mode_t mode) {
 }
 
 absl::Status CannotOpen(int error, const std::string& path) {
-  return absl::ErrnoToStatus(error, absl::StrCat("cannot open '", path, "'"));
+  return absl::ErrnoToStatus(error, absl::StrCat("cannot open ", QuotedPath(path)));
 }
 
 absl::Status Changed(const std::string& path, int64_t expected, int64_t got) {
   return absl::InvalidArgumentError(absl::StrCat(
-      "'", path, "' changed while it was read: expected ", expected, " bytes, got ", got));
+      QuotedPath(path), " changed while it was read: expected ", expected, " bytes, got ", got));
 }
 
 int OpenAt2(int directory, const std::string& relative, int flags) {
@@ -81,8 +84,8 @@ absl::StatusOr<RegularFile> RegularFile::Adopt(int descriptor, std::string path)
   struct stat info;
   if (fstat(descriptor, &info) != 0) return CannotOpen(errno, file.path_);
   if (!S_ISREG(info.st_mode)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", file.path_, "' is ", KindOf(info.st_mode), ", expected a regular file"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        QuotedPath(file.path_), " is ", KindOf(info.st_mode), ", expected a regular file"));
   }
   file.size_ = info.st_size;
   file.modified_ = info.st_mtim;
@@ -99,11 +102,11 @@ absl::StatusOr<RegularFile> RegularFile::Open(const std::string& path) {
   struct stat info;
   if (error == ENOENT && lstat(path.c_str(), &info) == 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("'", path, "' is a symbolic link to a file that does not exist"));
+        absl::StrCat(QuotedPath(path), " is a symbolic link to a file that does not exist"));
   }
   if (error == ENXIO) {  // a socket, or a device without a driver
     return absl::InvalidArgumentError(
-        absl::StrCat("'", path, "' is a socket or device, expected a regular file"));
+        absl::StrCat(QuotedPath(path), " is a socket or device, expected a regular file"));
   }
   return CannotOpen(error, path);
 }
@@ -126,7 +129,7 @@ absl::StatusOr<RegularFile> RegularFile::OpenBeneath(const std::string& director
   if (descriptor >= 0) return Adopt(descriptor, path);
   if (error == EXDEV || error == ELOOP) {
     return absl::InvalidArgumentError(
-        absl::StrCat("'", path, "' leads out of the model's folder by a symbolic link"));
+        absl::StrCat(QuotedPath(path), " leads out of the model's folder by a symbolic link"));
   }
   return CannotOpen(error, path);
 }
@@ -156,10 +159,11 @@ absl::Status RegularFile::ReadAt(int64_t offset, void* to, int64_t bytes) const 
         pread(descriptor_, static_cast<std::byte*>(to) + done,
               static_cast<size_t>(std::min(bytes - done, kMaxReadBytes)), offset + done);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot read '", path_, "'"));
+    if (got < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot read ", QuotedPath(path_)));
     if (got == 0) {
-      return absl::InvalidArgumentError(absl::StrCat("'", path_, "' ends early: expected ", bytes,
-                                                     " bytes at offset ", offset, ", got ", done));
+      return absl::InvalidArgumentError(absl::StrCat(QuotedPath(path_), " ends early: expected ",
+                                                     bytes, " bytes at offset ", offset, ", got ",
+                                                     done));
     }
     done += got;
   }
@@ -169,7 +173,7 @@ absl::Status RegularFile::ReadAt(int64_t offset, void* to, int64_t bytes) const 
 absl::StatusOr<Buffer> RegularFile::ReadAll(int64_t max_bytes) const {
   if (size_ > max_bytes) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("'", path_, "' has ", size_, " bytes, the limit is ", max_bytes));
+        absl::StrCat(QuotedPath(path_), " has ", size_, " bytes, the limit is ", max_bytes));
   }
   auto buffer = Buffer::Allocate(static_cast<size_t>(size_));
   if (!buffer.ok()) return buffer.status();
@@ -184,7 +188,7 @@ absl::Status RegularFile::CheckUnchanged() const {
   if (info.st_size != size_) return Changed(path_, size_, info.st_size);
   if (info.st_mtim.tv_sec != modified_.tv_sec || info.st_mtim.tv_nsec != modified_.tv_nsec) {
     return absl::InvalidArgumentError(
-        absl::StrCat("'", path_, "' was written to while it was read"));
+        absl::StrCat(QuotedPath(path_), " was written to while it was read"));
   }
   return absl::OkStatus();
 }
