@@ -240,10 +240,11 @@ absl::Status SparseWeight::TransposeBlockCsr(const SparseWeight& from) {
 }
 
 // Let block-diagonal o of W hold (row, col) at t. In Wᵀ that block is (col, row), and
-//   R > C:  row = (t + o) mod R, col = t.  Wᵀ is wide: its row is t, its column (t + o) mod R: same
-//   o, same t. R < C:  the mirror image: same o, same t. R = C = n: both matrices count as tall, so
-//   t is the column: t' = row = (t + o) mod n, and
-//           o' = (col − row) mod n = −o mod n. Offsets are mirrored, each diagonal rotated by o.
+//   R > C:      row = (t + o) mod R, col = t. Wᵀ is wide: its row is t, its column (t + o) mod R:
+//               same o, same t.
+//   R < C:      the mirror image: same o, same t.
+//   R = C = n:  both matrices count as tall, so the column is t: t' = row = (t + o) mod n, and
+//               o' = (col − row) mod n = −o mod n: offsets mirrored, each diagonal rotated by o.
 void SparseWeight::TransposeDiagonal(const SparseWeight& from) {
   const int64_t n = from.view().block_row_count();
   offsets_ = from.offsets_;

@@ -250,12 +250,6 @@ int64_t BandCells(const WeightStructure& s) {
   return cells;
 }
 
-// Slots that N:M offers in the live rows.
-int64_t GroupSlots(const WeightStructure& s) {
-  const int64_t tail = std::min<int64_t>(s.in % s.n_of_m_m, s.n_of_m_n);
-  return (s.out - s.dead_rows) * (s.in / s.n_of_m_m * s.n_of_m_n + tail);
-}
-
 std::string NameStructure(const WeightStructure& s, const std::vector<Candidate>& candidates,
                           const LayoutOption& csr, int64_t live_cells) {
   if (s.nonzeros == 0) return "zero";
@@ -295,7 +289,8 @@ std::string NameStructure(const WeightStructure& s, const std::vector<Candidate>
   if (const int64_t band = BandCells(s); accounts_for_zeros(band, all_cells)) {
     return absl::StrCat("band(", -s.bandwidth_lower, "..", s.bandwidth_upper, ")");
   }
-  if (s.n_of_m_m != 0 && nonzeros >= kFill * GroupSlots(s)) {
+  const double live_elements = double(s.out - s.dead_rows) * double(s.in);
+  if (s.n_of_m_m != 0 && nonzeros * s.n_of_m_m >= kFill * live_elements * s.n_of_m_n) {
     return absl::StrCat(s.n_of_m_n, ":", s.n_of_m_m);
   }
   return "scattered";

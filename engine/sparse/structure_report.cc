@@ -37,7 +37,7 @@ constexpr size_t kLineWidth = 100;
 
 Row Header() {
   return {"TENSOR",    "SHAPE",          "DTYPE", "SPARSITY",   "STRUCTURE",
-          "DIAGONALS", "DEAD ROWS/COLS", "-0.0",  "SUBNORMALS", "N:M"};
+          "DIAGONALS", "DEAD ROWS/COLS", "-0.0",  "SUBNORMALS", "AT MOST N:M"};
 }
 
 Row TensorRow(const NamedStructure& tensor) {

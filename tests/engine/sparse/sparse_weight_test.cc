@@ -93,7 +93,8 @@ bool SameStorage(const SparseWeight& a, const SparseWeight& b) {
     return false;
   if (va.col_idx && !std::equal(va.col_idx, va.col_idx + va.count, vb.col_idx)) return false;
   if (va.offsets && !std::equal(va.offsets, va.offsets + va.count, vb.offsets)) return false;
-  return std::memcmp(va.values, vb.values, a.bytes() - indices * sizeof(int32_t)) == 0;
+  const size_t value_bytes = a.bytes() - indices * sizeof(int32_t);
+  return value_bytes == 0 || std::memcmp(va.values, vb.values, value_bytes) == 0;
 }
 
 TEST(SparseWeightTest, EveryLayoutConvertsAndTransposesExactlyForRandomShapes) {

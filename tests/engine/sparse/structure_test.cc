@@ -312,6 +312,8 @@ TEST(StructureNameTest, AFewZerosInsideDoNotHideTheStructure) {
   EXPECT_EQ(with_zeros(BlockWeight(random, 512, 512, 16, 16, 0.1), 0.03), "block_csr(16)");
   EXPECT_EQ(with_zeros(DiagonalWeight(random, 512, 512, 1, {3, 99, 250}), 0.03), "diagonal(1)");
   EXPECT_EQ(with_zeros(DiagonalWeight(random, 512, 512, 16, {3, 9, 25}), 0.03), "diagonal(16)");
+  // Blocks explain one half of the zeros, scatter the other.
+  EXPECT_EQ(with_zeros(BlockWeight(random, 1024, 1024, 16, 16, 0.92), 0.045), "scattered");
   // Pruned again at random within the blocks: they no longer account for the zeros.
   EXPECT_EQ(with_zeros(BlockWeight(random, 512, 512, 16, 16, 0.1), 0.4), "scattered");
 }
@@ -329,6 +331,14 @@ TEST(StructureNameTest, DeadUnitsDoNotHideTheStructureAndAreNamedAlone) {
             "diagonal(16)");
   EXPECT_EQ(Found(kill_rows(DiagonalWeight(random, 512, 784, 1, {3, 9, 25}), 0.2)), "diagonal(1)");
   EXPECT_EQ(Found(kill_rows(BlockWeight(random, 512, 512, 16, 16, 0.1), 0.2)), "block_csr(16)");
+  // Beside dead neighbours a block must not pass for a larger one (bf16: small values, dear indices).
+  const auto alive = [](int64_t r, int64_t c) {
+    const std::pair block(r / 16, c / 16);
+    return r % 5 != 0 && (block == std::pair<int64_t, int64_t>(0, 0) ||
+                          block == std::pair<int64_t, int64_t>(10, 20) ||
+                          block == std::pair<int64_t, int64_t>(40, 50));
+  };
+  EXPECT_EQ(Found(MakeWeight(random, 1024, 1024, alive, DType::kBFloat16)), "block_csr(16)");
   const WeightStructure s = Analyze(kill_rows(ScatteredWeight(random, 256, 128, 1.0), 0.4));
   EXPECT_EQ(s.found, "dead units");
   EXPECT_NEAR(s.dead_rows, 102, 30);
