@@ -83,8 +83,8 @@ std::string Notes(const WeightStructure& s) {
   }
   if (s.subnormals > 0) {
     absl::StrAppend(&notes, kIndent, "note: ", s.subnormals,
-                    " values are subnormal: zero in effect, slow to compute with; flush_subnormals "
-                    "makes them zeros\n");
+                    " values are subnormal: zero in effect, slow to compute with unless "
+                    "flush_subnormals makes them zeros\n");
   }
   if (s.found == "diagonal(1)" || absl::StartsWith(s.found, "band")) {
     absl::StrAppend(&notes, kIndent, "offsets: ", s.diagonal_runs, " runs, longest ",
