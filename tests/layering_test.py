@@ -16,7 +16,7 @@ OURS = {
     "kernels": ["kernels"],
     "engine/tensor": ["kernels"],
     "engine/sparse": ["engine/tensor", "kernels"],
-    "engine/formats": ["engine/tensor", "proto/inference/model_config"],
+    "engine/formats": ["engine/tensor", "kernels/base", "proto/inference/model_config"],
     "engine/graph": ["engine/formats", "engine/sparse", "engine/tensor", "kernels"],
     "engine/planner": ["engine/graph", "engine/formats", "engine/sparse", "engine/tensor", "kernels"],
     "engine/runtime": ["engine/planner", "engine/graph", "engine/formats", "engine/sparse", "engine/tensor", "kernels",
