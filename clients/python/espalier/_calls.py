@@ -110,7 +110,7 @@ class Call(Generic[T]):
         return _wire.message_class(f"{self.method}Response")
 
 
-def _call(method: str, read: Callable[[Any], T], **fields: Any) -> Call[T]:
+def _call(method: str, read: Callable[[Any], T], /, **fields: Any) -> Call[T]:
     return Call(method, _wire.new(f"{method}Request", **fields), read)
 
 
@@ -162,7 +162,7 @@ def repository_index(ready_only: bool) -> Call[list[ModelStatus]]:
 
 
 def _parameter(value: Parameter) -> Any:
-    # bool before int: it is one.
+    # bool before int, which it is too.
     for kind, field in ((bool, "bool"), (int, "int64"), (float, "double"), (str, "string")):
         if isinstance(value, kind):
             return _wire.new("InferParameter", **{f"{field}_param": value})

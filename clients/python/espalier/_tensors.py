@@ -82,7 +82,8 @@ def encode(value: Any) -> tuple[str, list[int], bytes]:
 
 
 def _decode_bytes(raw: bytes) -> list[bytes]:
-    elements, offset = [], 0
+    elements: list[bytes] = []
+    offset = 0
     while offset < len(raw):
         start = offset + _LENGTH.itemsize
         end = start + int.from_bytes(raw[offset:start], "little")

@@ -8,6 +8,7 @@ imported in any order.
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from typing import Any
 
@@ -36,14 +37,16 @@ def _load_pool() -> descriptor_pool.DescriptorPool:
 _POOL = _load_pool()
 
 
-def message_class(name: str) -> type[Message]:
-    """Returns the class of message `name` of the protocol, e.g. "ModelInferRequest"."""
-    descriptor = _POOL.FindMessageTypeByName(f"{PACKAGE}.{name}")
+@functools.lru_cache(maxsize=None)
+def message_class(message: str) -> type[Message]:
+    """Returns the class of a message of the protocol, e.g. "ModelInferRequest"."""
+    descriptor = _POOL.FindMessageTypeByName(f"{PACKAGE}.{message}")
     if hasattr(message_factory, "GetMessageClass"):  # protobuf 4.22 and newer
-        return message_factory.GetMessageClass(descriptor)
+        found: type[Message] = message_factory.GetMessageClass(descriptor)
+        return found
     return message_factory.MessageFactory(_POOL).GetPrototype(descriptor)
 
 
-def new(name: str, **fields: Any) -> Any:
-    """Returns a new message `name` with `fields` set."""
-    return message_class(name)(**fields)
+def new(message: str, /, **fields: Any) -> Any:
+    """Returns a new message with `fields` set."""
+    return message_class(message)(**fields)

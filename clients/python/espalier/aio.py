@@ -52,7 +52,7 @@ class Client:
 
     async def close(self) -> None:
         """Closes the connection; calls in flight are cancelled."""
-        await self._channel.close()
+        await self._channel.close(None)
 
     async def infer(
         self,
