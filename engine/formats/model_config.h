@@ -42,13 +42,10 @@ absl::Status CheckModelConfig(const inference::ModelConfig& config,
 // Checks `config`, alone and against the model, and fills what is missing:
 //
 //   name                    `name`, the model's directory; another name is an error
-//   backend, platform       "espalier"; the names of ONNX Runtime's are accepted and replaced,
-//   others refused max_batch_size          kDefaultMaxBatchSize when every input and output has a
-//   symbolic first dimension (a model
-//                           where only some have one is Unimplemented), else 0; text format cannot
-//                           tell 0 from missing
-//   input, output           in the order of the model, all of them; dims without the batch
-//   dimension when
+//   backend, platform       "espalier"; the names of ONNX Runtime's are accepted and replaced, others refused
+//   max_batch_size          kDefaultMaxBatchSize when every input and output has a symbolic first dimension, 0 when
+//                           none has, Unimplemented else; text format cannot tell 0 from missing
+//   input, output           in the order of the model, all of them; dims without the batch dimension when
 //                           max_batch_size > 0
 //   version_policy          the latest one
 //   instance_group          one on the CPU; a group without a count has one instance

@@ -71,7 +71,16 @@ void AddWarnings(const ModelConfig& config, std::vector<std::string>& warnings) 
   const auto any_group = [&](auto&& holds) {
     return std::any_of(config.instance_group().begin(), config.instance_group().end(), holds);
   };
+  const auto& batching = config.dynamic_batching();
   const Ignored list[] = {
+      {batching.preferred_batch_size_size() > 0 || batching.max_queue_delay_microseconds() > 0,
+       "dynamic_batching.preferred_batch_size and max_queue_delay_microseconds",
+       "requests are not merged, each runs as a batch of its own"},
+      {batching.priority_levels() > 0, "dynamic_batching.priority_levels",
+       "requests are served in the order of their arrival"},
+      {config.model_warmup_size() > 0, "model_warmup",
+       "kernels have run before a version is ready"},
+      {config.metric_tags_size() > 0, "metric_tags", "metrics have fixed labels"},
       {config.has_optimization(), "optimization", "kernels and layouts are chosen by measuring"},
       {!config.runtime().empty(), "runtime", "there is one runtime"},
       {config.response_cache().enable(), "response_cache", "there is no response cache"},
@@ -190,6 +199,10 @@ absl::Status CheckValue(const Value& value) {
   if (!inference::DataType_IsValid(value.data_type())) {
     return absl::InvalidArgumentError(
         absl::StrCat("data_type is ", value.data_type(), ", expected a DataType"));
+  }
+  if (value.dims_size() > kMaxRank) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("dims has ", value.dims_size(), " entries, expected at most ", kMaxRank));
   }
   for (int64_t dim : value.dims()) {
     if (dim >= 1 || dim == -1) continue;

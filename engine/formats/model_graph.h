@@ -18,6 +18,9 @@
 
 namespace espalier::formats {
 
+// Dimensions of a tensor, as many as numpy once allowed; more are refused, so that messages can show a shape.
+inline constexpr int kMaxRank = 32;
+
 using Attribute =
     std::variant<int64_t, float, std::string, std::vector<int64_t>, std::vector<float>, Tensor>;
 

@@ -2,11 +2,10 @@
 //
 //   parameters { key: "weight_memory" value { string_value: "smallest" } }
 //
-//   precision          as_stored (default), fp32, bf16       type of weights and activations; bf16
-//   accumulates in fp32 weight_memory      smallest, balanced (default), fastest  whether a layer
-//   may keep a second layout, for large batches deterministic      true, false (default)
-//   bit-identical answers whatever the batch and the replica flush_subnormals   true, false
-//   (default)                  weights below the smallest normal number count as zero
+//   precision         as_stored (default), fp32, bf16       type of weights and activations; sums are fp32
+//   weight_memory     smallest, balanced (default), fastest  may a layer keep a second layout for large batches?
+//   deterministic     true, false (default)                  bit-identical answers whatever batch and replica
+//   flush_subnormals  true, false (default)                  weights below the smallest normal number are zeros
 #pragma once
 
 #include "absl/status/statusor.h"

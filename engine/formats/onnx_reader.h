@@ -1,15 +1,11 @@
-// onnx_reader.h — ONNX files (protobuf ModelProto) into a ModelGraph, with checks of our own: the
-// file is a stranger's.
+// onnx_reader.h — ONNX files (protobuf ModelProto) into a ModelGraph, with checks of our own: the file is a stranger's.
 //
-// Reads    IR versions 3 to 13, opsets 7 to 27 of ai.onnx; which ops run is decided by
-// engine/graph. Refuses  (Unimplemented) other domains, model-local functions, control flow,
-// string, complex and sub-byte tensors,
+// Reads    IR versions 3 to 13, opsets 7 to 27 of ai.onnx; which ops run is decided by engine/graph.
+// Refuses  (Unimplemented) other domains, model-local functions, control flow, string, complex and sub-byte tensors,
 //          sequences, symbolic dimensions beside the first.
-// Folds    initializers in every storage form (raw, typed, sparse, external) and Constant nodes
-// into dense tensors;
+// Folds    initializers in every storage form (raw, typed, sparse, external) and Constant nodes into dense tensors;
 //          an initializer that is also listed as an input is a constant.
-// Ignores  what does not change an answer: value_info, documentation, metadata, training and
-// quantisation notes.
+// Ignores  what does not change an answer: value_info, documentation, metadata, training and quantisation notes.
 #pragma once
 
 #include <string>

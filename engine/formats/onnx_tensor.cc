@@ -163,6 +163,31 @@ absl::StatusOr<ExternalRange> ExternalRangeOf(const onnx::TensorProto& proto) {
   return range;
 }
 
+// Values [count] and INT64 indices [count] or [count, rank].
+absl::Status CheckSparseShapes(const onnx::SparseTensorProto& proto) {
+  if (proto.dims_size() == 0) {
+    return absl::InvalidArgumentError("a sparse tensor has no dimensions, expected at least one");
+  }
+  if (proto.values().dims_size() != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("values have ", proto.values().dims_size(), " dimensions, expected one"));
+  }
+  const int64_t count = proto.values().dims(0);
+  const Shape linear = {count}, tuples = {count, proto.dims_size()};
+  // Only the first dimensions are shown: there may be any number.
+  const auto given = Dims(proto.indices().dims()).subspan(0, 3);
+  if (given != absl::MakeConstSpan(linear) && given != absl::MakeConstSpan(tuples)) {
+    return absl::InvalidArgumentError(absl::StrCat("indices have the shape ", ToString(given),
+                                                   ", expected ", ToString(linear), " or ",
+                                                   ToString(tuples)));
+  }
+  if (proto.indices().data_type() != onnx::TensorProto::INT64) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "indices have the element type ", proto.indices().data_type(), ", expected INT64 (7)"));
+  }
+  return absl::OkStatus();
+}
+
 // Row-major position of each entry of a sparse tensor, checked to be in range and ascending.
 absl::StatusOr<std::vector<int64_t>> Positions(const Tensor& indices,
                                                absl::Span<const int64_t> dims, int64_t elements) {
@@ -346,25 +371,7 @@ absl::StatusOr<Tensor> OnnxConstants::Sparse(const onnx::SparseTensorProto& prot
   const auto dims = Dims(proto.dims());
   const auto elements = CheckedElementCount(dims);
   if (!elements.ok()) return elements.status();
-  if (dims.empty())
-    return absl::InvalidArgumentError("a sparse tensor has no dimensions, expected at least one");
-  if (proto.values().dims_size() != 1) {
-    return absl::InvalidArgumentError(absl::StrCat("values have the shape ",
-                                                   ToString(Dims(proto.values().dims())),
-                                                   ", expected one dimension"));
-  }
-  const int64_t count = proto.values().dims(0);
-  const auto index_dims = Dims(proto.indices().dims());
-  const Shape linear = {count}, tuples = {count, static_cast<int64_t>(dims.size())};
-  if (index_dims != absl::MakeConstSpan(linear) && index_dims != absl::MakeConstSpan(tuples)) {
-    return absl::InvalidArgumentError(absl::StrCat("indices have the shape ", ToString(index_dims),
-                                                   ", expected ", ToString(linear), " or ",
-                                                   ToString(tuples)));
-  }
-  if (proto.indices().data_type() != onnx::TensorProto::INT64) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "indices have the element type ", proto.indices().data_type(), ", expected INT64 (7)"));
-  }
+  if (auto status = CheckSparseShapes(proto); !status.ok()) return status;
   const auto annotated = [](const char* part, const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(part, ": ", status.message()));
   };

@@ -18,8 +18,6 @@
 
 namespace espalier::formats {
 
-inline constexpr int kMaxRank = 32;
-
 // Element count of `dims` (any container of int64). InvalidArgument for a negative dimension, more
 // than kMaxRank dimensions or more than 2^62 elements.
 absl::StatusOr<int64_t> CheckedElementCount(absl::Span<const int64_t> dims);

@@ -24,6 +24,7 @@ formats::ModelGraph Graph() {
 void CheckRefusal(const absl::Status& status) {
   const std::string message(status.message());
   Require(message.size() > 8, "an error has a message", message);
+  Require(message.size() < 4096, "an error is short", message);
   Require(formats::IsUtf8(message), "an error is UTF-8", message);
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:

@@ -199,6 +199,13 @@ TEST(ModelConfigTest, DimsThatContradictTheModelAreRefusedWithBothAndTheBatchDim
                 {"output 'y': dims has 0, expected positive numbers or -1"});
 }
 
+TEST(ModelConfigTest, MoreDimsThanAnyTensorHasAreRefused) {
+  std::string dims = "1";
+  for (int i = 0; i < 32; ++i) dims += ", 1";
+  ExpectInvalid("input { name: \"x\" dims: [" + dims + "] }",
+                {"dims has 33 entries, expected at most 32"});
+}
+
 TEST(ModelConfigTest, TypesAndNamesThatContradictTheModelAreRefusedWithBoth) {
   ExpectInvalid("input { name: \"x\" data_type: TYPE_FP16 }",
                 {"input 'x': data_type is TYPE_FP16, expected TYPE_FP32 as in the model"});
@@ -294,6 +301,9 @@ TEST(ModelConfigTest, SettingsThatWouldChangeAnswersAreRefused) {
 TEST(ModelConfigTest, SettingsWithoutEffectAreAcceptedWithAWarningEach) {
   std::vector<std::string> warnings;
   Complete(R"(
+      dynamic_batching { max_queue_delay_microseconds: 1 priority_levels: 1 default_priority_level: 1 }
+      model_warmup {}
+      metric_tags { key: "team" value: "vision" }
       optimization { cuda { graphs: true } }
       response_cache { enable: true }
       model_metrics {}
@@ -305,10 +315,11 @@ TEST(ModelConfigTest, SettingsWithoutEffectAreAcceptedWithAWarningEach) {
   EXPECT_THAT(
       warnings,
       ::testing::UnorderedElementsAre(
-          HasSubstr("optimization"), HasSubstr("response_cache"), HasSubstr("model_metrics"),
-          HasSubstr("runtime"), HasSubstr("cc_model_filenames"), HasSubstr("passive"),
-          HasSubstr("host_policy"), HasSubstr("profile"), HasSubstr("rate_limiter"),
-          HasSubstr("secondary_devices"), HasSubstr("input.format")));
+          HasSubstr("max_queue_delay"), HasSubstr("priority_levels"), HasSubstr("model_warmup"),
+          HasSubstr("metric_tags"), HasSubstr("optimization"), HasSubstr("response_cache"),
+          HasSubstr("model_metrics"), HasSubstr("runtime"), HasSubstr("cc_model_filenames"),
+          HasSubstr("passive"), HasSubstr("host_policy"), HasSubstr("profile"),
+          HasSubstr("rate_limiter"), HasSubstr("secondary_devices"), HasSubstr("input.format")));
 }
 
 // ---- Espalier's own settings

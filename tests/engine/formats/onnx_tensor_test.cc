@@ -288,7 +288,9 @@ TEST(OnnxSparseTensorTest, ShapesThatDoNotFitTogetherAreRefused) {
   ExpectInvalid(Sparse(MakeSparse("w", {2, -3}, {1}, {1}, {0})).status(), {"negative"});
   auto matrix = MakeSparse("w", {2}, {}, {1}, {0});
   *matrix.mutable_values() = MakeRaw<float>("w", TensorProto::FLOAT, {1, 1}, {1});
-  ExpectInvalid(Sparse(matrix).status(), {"values have the shape [1, 1], expected one dimension"});
+  ExpectInvalid(Sparse(matrix).status(), {"values have 2 dimensions, expected one"});
+  ExpectInvalid(Sparse(MakeSparse("w", {2}, {}, std::vector<int64_t>(5000, 0), {})).status(),
+                {"indices have the shape [0, 0, 0], expected [0] or [0, 1]"});
   auto narrow = MakeSparse("w", {2}, {1}, {1}, {0});
   *narrow.mutable_indices() = MakeRaw<int32_t>("", TensorProto::INT32, {1}, {0});
   ExpectInvalid(Sparse(narrow).status(), {"indices have the element type 6, expected INT64"});
