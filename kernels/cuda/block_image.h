@@ -1,0 +1,78 @@
+// block_image.h — the form in which CUDA kernels read block_csr(br×bc) and diagonal(br×bc) weights.
+//
+// A weight is a list of PANELS of br rows and kc = min(bc, 64) columns; a block is bc / kc panels. Both layouts end in the
+// same image, so one kernel serves both: a block-diagonal costs 16 bytes of index a panel, and a weight update may move
+// an image without rebuilding anything that points into it.
+//
+//   section    type        order
+//   rows       RowSpan[R]  most panels first, so that a persistent grid ends on its smallest tiles
+//   panels     Panel[P]    by block row, then by column
+//   values     2-byte      panel after panel, each br·kc values, SWIZZLED as the tensor memory engine would
+//
+// Inside a panel, value (r, c) is at byte s ^ ((s >> 3) & mask), s = 2·(image_row(r)·kc + c), mask = 32·kc/16 − 16: the
+// 16-byte chunks of a row are permuted so that eight rows' chunks lie in eight different bank groups. image_row permutes
+// each group of 16 rows so that one thread of an mma/wgmma accumulator ends up with four neighbouring outputs.
+//
+// Everything here is plain C++ and runs on the host; the engine uploads the bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/base/kernel_status.h"
+#include "kernels/linear/linear.h"
+
+namespace espalier::kernels::cuda {
+
+struct RowSpan {
+  int32_t row;    // block row
+  int32_t begin;  // its panels are [begin, end)
+  int32_t end;
+  int32_t unused;
+};
+
+struct Panel {
+  int32_t column;  // first column of W
+  int32_t row;     // block row
+  int32_t begin;   // panels of that block row: [begin, end)
+  int32_t end;
+};
+
+constexpr int kImageAlignment = 1024;  // of sections; swizzle patterns repeat within it
+
+constexpr int PanelColumns(int block_cols) { return block_cols < 64 ? block_cols : 64; }
+
+// XOR mask of the swizzle for rows of `panel_columns` 2-byte values: 16 → 0x10, 32 → 0x30, 64 → 0x70.
+constexpr int SwizzleMask(int panel_columns) { return panel_columns * 2 - 16; }
+
+// Byte offset of the swizzled position of linear byte offset `s` in a panel (or in an x tile of the same width).
+constexpr int Swizzled(int s, int mask) { return s ^ ((s >> 3) & mask); }
+
+// Image row 8h + 2q + e holds output row 4q + 2h + e of each group of 16 (h, e in {0, 1}, q in 0..3).
+constexpr int ImageRow(int row) {
+  return (row & ~15) | ((row & 2) << 2) | ((row & 12) >> 1) | (row & 1);
+}
+
+// Where the sections of an image lie, in bytes from its start.
+struct BlockImage {
+  int64_t block_rows_count = 0;  // R
+  int64_t panels = 0;            // P
+  int panel_columns = 0;         // kc
+  size_t panel_bytes = 0;
+  size_t rows_offset = 0, panels_offset = 0, values_offset = 0;
+  size_t bytes = 0;
+};
+
+// From shape and count alone: the device side needs no host copy of the indices.
+BlockImage BlockImageOf(const WeightView& weight);
+
+// True when br and bc are in {16, 32, 64, 128}, values and x are of one 2-byte type and every index fits int32.
+bool FitsBlockImage(const LinearDesc& desc);
+
+// Copies rows × columns 2-byte values at row stride `stride` into one panel: rows permuted, chunks swizzled.
+void CopyPanel(const uint16_t* block, int stride, int rows, int columns, uint16_t* panel);
+
+size_t BlockImageBytes(const WeightView& weight);
+KernelStatus PackBlockImage(const WeightView& weight, void* packed);
+
+}  // namespace espalier::kernels::cuda

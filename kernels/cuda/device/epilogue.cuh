@@ -1,0 +1,136 @@
+// epilogue.cuh — bias, activation and the store of four neighbouring outputs, shared by the linear kernels.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/base/activation.h"
+#include "kernels/cuda/device/element.cuh"
+#include "kernels/linear/linear.h"
+
+namespace espalier::kernels::cuda {
+
+// gelu(x) = max(x, 0) − a·Φ(−a) with a = |x|: the tail Φ(−a) (tanh form: 1/(1 + e^2u)) is 2^R(a), R smooth, so that one
+// ex2 and a short polynomial give a small RELATIVE error also where gelu is almost zero. Least-squares/minimax fit of
+// log2 of the tail on [0, 6] (erf) and [0, 5] (tanh) in 30-digit arithmetic; the leading coefficients are negative, so R
+// falls beyond the interval too. Largest relative error of a·Φ(−a): erf 3.7e-4 with 5 terms (bf16 rounds at 2e-3), 6e-6
+// with 7; tanh 8.6e-5. |x| is clamped at 30, so that
+// infinities stay what they are; NaN passes through it.
+template <int kTerms>
+__device__ __forceinline__ float GeluFromTail(const float (&coefficient)[kTerms], float x) {
+  float a, tail;
+  asm("min.NaN.f32 %0, %1, 0f41F00000;" : "=f"(a) : "f"(fabsf(x)));
+  float r = coefficient[kTerms - 1];
+#pragma unroll
+  for (int i = kTerms - 2; i >= 0; --i) r = fmaf(r, a, coefficient[i]);
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(tail) : "f"(r));
+  return fmaf(-a, tail, fmaxf(x, 0.0f));
+}
+
+template <typename T>
+__device__ __forceinline__ float GeluErf(float x) {
+  if constexpr (__is_same(T, BFloat16)) {
+    const float kTail[6] = {-1.00053179f, -1.14439964f,   -0.472785711f,
+                            -0.04283272f, 0.0044676047f, -0.000201684306f};
+    return GeluFromTail(kTail, x);
+  } else if constexpr (sizeof(T) == 4) {
+    return 0.5f * x * erfcf(-x * 0.707106781f);
+  } else {
+    const float kTail[8] = {-0.999995291f,   -1.15125108f,    -0.458464384f,    -0.053960074f,
+                            0.00850789249f, -0.000930525304f, 6.15983517e-05f, -1.83481447e-06f};
+    return GeluFromTail(kTail, x);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ float GeluTanh(float x) {
+  if constexpr (sizeof(T) == 4) return 0.5f * x * (1.0f + tanhf(0.797884561f * (x + 0.044715f * x * x * x)));
+  const float kTail[8] = {-0.99987787f,   -1.1546514f,    -0.442411512f,   -0.0812497213f,
+                          0.0324372947f, -0.0100884708f, 0.00123216573f, -5.61742381e-05f};
+  return GeluFromTail(kTail, x);
+}
+
+// values[i] = act(values[i]) for all i: one branch a call, so that the choice stays out of the unrolled loops.
+template <typename T, int kCount>
+__device__ __forceinline__ void Activate(float (&values)[kCount], Activation activation) {
+  const auto apply = [&](auto function) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) values[i] = function(values[i]);
+  };
+  switch (activation) {
+    case Activation::kNone: break;
+    case Activation::kRelu: apply([](float x) { return x < 0.0f ? 0.0f : x; }); break;
+    case Activation::kGeluErf: apply([](float x) { return GeluErf<T>(x); }); break;
+    case Activation::kGeluTanh: apply([](float x) { return GeluTanh<T>(x); }); break;
+    case Activation::kSigmoid: apply([](float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }); break;
+    case Activation::kTanh: apply([](float x) { return tanhf(x); }); break;
+  }
+}
+
+// Where a kernel writes: y [tokens, out] with what happens on the way.
+template <typename T>
+struct LinearOutput {
+  T* y;
+  const float* bias;
+  int64_t y_stride;
+  int64_t tokens;
+  int64_t out;
+  Activation activation;
+};
+
+template <typename T>
+LinearOutput<T> OutputOf(const LinearArgs& args) {
+  return {static_cast<T*>(args.y), args.bias, args.y_stride, args.tokens, args.weight.out, args.activation};
+}
+
+// Outputs [column, column + 4) of one token, two a word; those at or beyond `out` stay untouched. `row` is 8-byte aligned.
+template <typename T>
+__device__ __forceinline__ void StoreQuad(T* row, int64_t column, int64_t out, uint32_t low, uint32_t high) {
+  if (column + 4 <= out) {
+    *reinterpret_cast<uint2*>(row + column) = make_uint2(low, high);
+    return;
+  }
+  const uint32_t words[2] = {low, high};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (column + i < out) {
+      reinterpret_cast<uint16_t*>(row)[column + i] = static_cast<uint16_t>(words[i / 2] >> (16 * (i % 2)));
+    }
+  }
+}
+
+__device__ __forceinline__ float BiasAt(const float* bias, int64_t column, int64_t out) {
+  return bias != nullptr && column < out ? __ldg(bias + column) : 0.0f;
+}
+
+// Bias, activation and store for a fragment with tokens as rows: thread (r = lane / 4, q = lane % 4) of a warp holds, for
+// each 16 outputs u, image columns 8h + 2q + e of token r in values[8u + 4h + e] and of token r + 8 in
+// values[8u + 4h + 2 + e], which are outputs 16u + 4q + 2h + e (block_image.h). `token` is that of row 0.
+template <typename T, int kCount>
+__device__ __forceinline__ void StoreTokenRows(float (&values)[kCount], const LinearOutput<T>& to, int64_t token,
+                                               int64_t first_output) {
+  const int lane = threadIdx.x % 32;
+  const int64_t column = first_output + 4 * (lane % 4);
+#pragma unroll
+  for (int u = 0; u < kCount / 8; ++u) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float bias = BiasAt(to.bias, column + 16 * u + i, to.out);
+      values[8 * u + 4 * (i / 2) + i % 2] += bias;
+      values[8 * u + 4 * (i / 2) + i % 2 + 2] += bias;
+    }
+  }
+  Activate<T>(values, to.activation);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int64_t row = token + lane / 4 + 8 * half;
+    if (row >= to.tokens) continue;
+#pragma unroll
+    for (int u = 0; u < kCount / 8; ++u) {
+      const float* v = values + 8 * u + 2 * half;
+      StoreQuad(to.y + row * to.y_stride, column + 16 * u, to.out, PackPair<T>(v[0], v[1]),
+                PackPair<T>(v[4], v[5]));
+    }
+  }
+}
+
+}  // namespace espalier::kernels::cuda

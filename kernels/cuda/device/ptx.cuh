@@ -1,0 +1,150 @@
+// ptx.cuh — one function per PTX instruction that C++ has no word for: barriers, bulk copies, matrix fragments.
+//
+// Addresses named `*_address` are 32-bit shared-memory addresses. Instructions of sm_90 are only called from kernels that
+// are compiled for sm_90a.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace espalier::kernels::cuda {
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// --- mbarrier: a phase completes when `count` arrivals and all expected bytes have come ---
+
+__device__ __forceinline__ void InitBarrier(uint32_t barrier_address, uint32_t count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier_address), "r"(count) : "memory");
+}
+
+// Makes initialised barriers visible to the copy engine.
+__device__ __forceinline__ void FenceBarrierInit() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void ArriveExpecting(uint32_t barrier_address, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_address), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void Arrive(uint32_t barrier_address) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier_address) : "memory");
+}
+
+// Returns once the phase of parity `parity` is complete; a fresh barrier counts as having completed parity 1.
+__device__ __forceinline__ void Wait(uint32_t barrier_address, uint32_t parity) {
+  uint32_t done = 0;
+#ifdef ESPALIER_CUDA_WATCHDOG
+  for (int tries = 0; done == 0; ++tries) {
+    if (tries == ESPALIER_CUDA_WATCHDOG) __trap();
+#else
+  while (done == 0) {
+#endif
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(barrier_address), "r"(parity)
+        : "memory");
+  }
+}
+
+// --- bulk copies, global → shared, completing on a barrier ---
+
+// `bytes` and both addresses are multiples of 16.
+__device__ __forceinline__ void CopyBulk(uint32_t to_address, const void* from, uint32_t bytes,
+                                         uint32_t barrier_address) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to_address),
+      "l"(from), "r"(bytes), "r"(barrier_address)
+      : "memory");
+}
+
+// One box of a 2-D tensor map at (column, row); what lies outside the tensor arrives as zeros and counts as bytes.
+__device__ __forceinline__ void CopyBox(uint32_t to_address, const CUtensorMap* map, int column, int row,
+                                        uint32_t barrier_address) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
+          to_address),
+      "l"(map), "r"(barrier_address), "r"(column), "r"(row)
+      : "memory");
+}
+
+__device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// --- registers: every warp of a warpgroup gives back or takes; all warpgroups together keep within the launch's share ---
+
+template <int kRegisters>
+__device__ __forceinline__ void ShrinkRegisters() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void GrowRegisters() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// --- programmatic dependent launch ---
+
+// Until the kernels that this one depends on have finished and their writes are visible.
+__device__ __forceinline__ void WaitForPredecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// Lets the dependent kernel start while this one still runs.
+__device__ __forceinline__ void ReleaseSuccessors() { asm volatile("griddepcontrol.launch_dependents;"); }
+
+// --- sm_80: asynchronous 16-byte copies ---
+
+// Copies the first `bytes` (0..16) and fills the rest of the 16 with zeros.
+__device__ __forceinline__ void Copy16(uint32_t to_address, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_address), "l"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void WaitCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// One byte of shared memory. Every thread of a warp reads the same one where it steers a loop of warpgroup instructions.
+__device__ __forceinline__ int LoadShared8(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return static_cast<int>(value);
+}
+
+__device__ __forceinline__ uint4 LoadShared128(uint32_t address) {
+  uint4 value;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
+// --- 8×8 matrix fragments ---
+
+__device__ __forceinline__ void LoadMatrices(uint32_t (&r)[4], uint32_t row_address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row_address)
+               : "memory");
+}
+__device__ __forceinline__ void LoadMatrices(uint32_t (&r)[2], uint32_t row_address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(row_address)
+               : "memory");
+}
+
+// The fragment of the transposed 8×8 matrix.
+__device__ __forceinline__ uint32_t TransposeMatrix(uint32_t fragment) {
+  uint32_t transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(fragment));
+  return transposed;
+}
+
+}  // namespace espalier::kernels::cuda

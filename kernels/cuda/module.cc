@@ -1,0 +1,151 @@
+#include "kernels/cuda/module.h"
+
+#include <cuda_runtime.h>
+
+#include <cstring>
+
+#include "kernels/cuda/dense_matmul.h"
+#include "kernels/cuda/launch.h"
+
+namespace espalier::kernels::cuda {
+namespace {
+
+cudaStream_t Stream(void* stream) { return static_cast<cudaStream_t>(stream); }
+cudaEvent_t Event(void* event) { return static_cast<cudaEvent_t>(event); }
+
+KernelStatus DeviceCount(int* count) { return FromCuda(cudaGetDeviceCount(count)); }
+
+KernelStatus DeviceInfo(int device, CudaDeviceInfo* info) {
+  cudaDeviceProp properties;
+  if (KernelStatus status = FromCuda(cudaGetDeviceProperties(&properties, device)); !status.ok()) return status;
+  *info = {};
+  std::memcpy(info->name, properties.name, sizeof(info->name));
+  info->name[sizeof(info->name) - 1] = '\0';
+  info->compute_major = properties.major;
+  info->compute_minor = properties.minor;
+  info->multiprocessors = properties.multiProcessorCount;
+  info->l2_bytes = properties.l2CacheSize;
+  info->shared_bytes_per_block = properties.sharedMemPerBlockOptin;
+  info->pci_domain = properties.pciDomainID;
+  info->pci_bus = properties.pciBusID;
+  info->pci_device = properties.pciDeviceID;
+  cudaDriverGetVersion(&info->driver_version);
+  cudaRuntimeGetVersion(&info->runtime_version);
+  int previous = 0;
+  cudaGetDevice(&previous);
+  cudaError_t error = cudaSetDevice(device);
+  if (error == cudaSuccess) error = cudaMemGetInfo(&info->free_bytes, &info->memory_bytes);
+  cudaSetDevice(previous);
+  return FromCuda(error);
+}
+
+KernelStatus UseDevice(int device) { return FromCuda(cudaSetDevice(device)); }
+
+KernelStatus Allocate(size_t bytes, void** pointer) { return FromCuda(cudaMalloc(pointer, bytes)); }
+KernelStatus Release(void* pointer) { return FromCuda(cudaFree(pointer)); }
+KernelStatus AllocatePinned(size_t bytes, void** pointer) { return FromCuda(cudaMallocHost(pointer, bytes)); }
+KernelStatus ReleasePinned(void* pointer) { return FromCuda(cudaFreeHost(pointer)); }
+KernelStatus Copy(void* to, const void* from, size_t bytes, void* stream) {
+  return FromCuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, Stream(stream)));
+}
+KernelStatus Fill(void* to, int byte, size_t bytes, void* stream) {
+  return FromCuda(cudaMemsetAsync(to, byte, bytes, Stream(stream)));
+}
+
+KernelStatus CreateStream(void** stream) {
+  cudaStream_t created = nullptr;
+  const cudaError_t error = cudaStreamCreateWithFlags(&created, cudaStreamNonBlocking);
+  *stream = created;
+  return FromCuda(error);
+}
+KernelStatus DestroyStream(void* stream) { return FromCuda(cudaStreamDestroy(Stream(stream))); }
+KernelStatus SynchronizeStream(void* stream) { return FromCuda(cudaStreamSynchronize(Stream(stream))); }
+KernelStatus CreateEvent(void** event) {
+  cudaEvent_t created = nullptr;
+  const cudaError_t error = cudaEventCreate(&created);
+  *event = created;
+  return FromCuda(error);
+}
+KernelStatus DestroyEvent(void* event) { return FromCuda(cudaEventDestroy(Event(event))); }
+KernelStatus RecordEvent(void* event, void* stream) {
+  return FromCuda(cudaEventRecord(Event(event), Stream(stream)));
+}
+KernelStatus WaitEvent(void* stream, void* event) {
+  return FromCuda(cudaStreamWaitEvent(Stream(stream), Event(event), 0));
+}
+KernelStatus SynchronizeEvent(void* event) { return FromCuda(cudaEventSynchronize(Event(event))); }
+KernelStatus ElapsedMicros(void* begin, void* end, float* micros) {
+  const cudaError_t error = cudaEventElapsedTime(micros, Event(begin), Event(end));
+  *micros *= 1000;
+  return FromCuda(error);
+}
+
+KernelStatus BeginCapture(void* stream) {
+  return FromCuda(cudaStreamBeginCapture(Stream(stream), cudaStreamCaptureModeThreadLocal));
+}
+KernelStatus EndCapture(void* stream, void** graph) {
+  *graph = nullptr;
+  cudaGraph_t captured = nullptr;
+  if (KernelStatus status = FromCuda(cudaStreamEndCapture(Stream(stream), &captured)); !status.ok()) return status;
+  cudaGraphExec_t executable = nullptr;
+  const cudaError_t error = cudaGraphInstantiate(&executable, captured, 0);
+  cudaGraphDestroy(captured);
+  *graph = executable;
+  return FromCuda(error);
+}
+KernelStatus LaunchGraph(void* graph, void* stream) {
+  return FromCuda(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), Stream(stream)));
+}
+KernelStatus DestroyGraph(void* graph) { return FromCuda(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph))); }
+
+KernelStatus Settle(CudaKernel kernel, const KernelContext& ctx, const LinearArgs& args) {
+  if (kernel != CudaKernel::kDenseCublasLt) return {};
+  return SettleDenseMatmul(ctx, args, DenseMath::kStrict);
+}
+
+using Run = KernelStatus (*)(const KernelContext&, const LinearArgs&);
+
+constexpr Run kLinear[] = {
+#define ESPALIER_CUDA_KERNEL_ENTRY(name) Run##name,
+    ESPALIER_CUDA_KERNELS(ESPALIER_CUDA_KERNEL_ENTRY)
+#undef ESPALIER_CUDA_KERNEL_ENTRY
+};
+
+constexpr CudaModule kModule = {
+    .abi = kCudaModuleAbi,
+    .linear_args_bytes = sizeof(LinearArgs),
+    .build = ESPALIER_CUDA_BUILD,
+    .device_count = DeviceCount,
+    .device_info = DeviceInfo,
+    .use_device = UseDevice,
+    .allocate = Allocate,
+    .release = Release,
+    .allocate_pinned = AllocatePinned,
+    .release_pinned = ReleasePinned,
+    .copy = Copy,
+    .fill = Fill,
+    .create_stream = CreateStream,
+    .destroy_stream = DestroyStream,
+    .synchronize_stream = SynchronizeStream,
+    .create_event = CreateEvent,
+    .destroy_event = DestroyEvent,
+    .record_event = RecordEvent,
+    .wait_event = WaitEvent,
+    .synchronize_event = SynchronizeEvent,
+    .elapsed_micros = ElapsedMicros,
+    .begin_capture = BeginCapture,
+    .end_capture = EndCapture,
+    .launch_graph = LaunchGraph,
+    .destroy_graph = DestroyGraph,
+    .linear_count = static_cast<int32_t>(CudaKernel::kCount),
+    .linear = kLinear,
+    .settle = Settle,
+};
+
+}  // namespace
+}  // namespace espalier::kernels::cuda
+
+extern "C" __attribute__((visibility("default"))) const espalier::kernels::cuda::CudaModule* espalier_cuda_module(
+    uint32_t abi) {
+  return abi == espalier::kernels::cuda::kCudaModuleAbi ? &espalier::kernels::cuda::kModule : nullptr;
+}

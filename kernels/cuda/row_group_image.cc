@@ -1,0 +1,163 @@
+#include "kernels/cuda/row_group_image.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <vector>
+
+#include "kernels/cuda/block_rows.h"
+
+namespace espalier::kernels::cuda {
+namespace {
+
+size_t AlignUp(size_t bytes) { return (bytes + kImageAlignment - 1) / kImageAlignment * kImageAlignment; }
+
+// One panel of a group: which columns, which of the group's rows, where its values are.
+struct GroupPanel {
+  int32_t column;
+  int32_t row;
+  int32_t block;
+  int32_t split;
+};
+
+std::vector<GroupPanel> PanelsOfGroup(const WeightView& weight, const BlockRows& rows,
+                                      int64_t group) {
+  const int count = GroupRows(weight.block_rows), kc = PanelColumns(weight.block_cols);
+  const int64_t first = group * count;
+  const int64_t last = std::min(first + count, weight.block_row_count());
+  std::vector<GroupPanel> panels;
+  for (int64_t row = first; row < last; ++row) {
+    for (int32_t i = rows.row_begin[row]; i < rows.row_begin[row + 1]; ++i) {
+      for (int split = 0; split < weight.block_cols / kc; ++split) {
+        panels.push_back({rows.entries[i].column * weight.block_cols + split * kc,
+                          static_cast<int32_t>(row - first), rows.entries[i].block, split});
+      }
+    }
+  }
+  std::stable_sort(
+      panels.begin(), panels.end(),
+      [](const GroupPanel& a, const GroupPanel& b) { return a.column < b.column; });
+  return panels;
+}
+
+// How many of the panels from `begin` on form the next step: as many columns and panels as fit.
+size_t StepLength(const std::vector<GroupPanel>& panels, size_t begin, int max_slabs,
+                  int max_panels) {
+  int slabs = 0;
+  size_t i = begin;
+  for (; i < panels.size() && i - begin < static_cast<size_t>(max_panels); ++i) {
+    const bool new_slab = i == begin || panels[i].column != panels[i - 1].column;
+    if (new_slab && ++slabs > max_slabs) break;
+  }
+  return i - begin;
+}
+
+Step MakeStep(std::vector<GroupPanel>::iterator begin, std::vector<GroupPanel>::iterator end,
+              int64_t first_panel) {
+  Step step{};
+  step.panels = static_cast<int32_t>(end - begin);
+  step.first_panel = first_panel;
+  for (auto it = begin; it != end; ++it) {
+    if (step.slabs == 0 || step.column[step.slabs - 1] != it->column) {
+      step.column[step.slabs++] = it->column;
+    }
+  }
+  std::stable_sort(begin, end,
+                   [](const GroupPanel& a, const GroupPanel& b) { return a.row < b.row; });
+  for (auto it = begin; it != end; ++it) {
+    const auto slab = std::lower_bound(step.column, step.column + step.slabs, it->column);
+    step.slab[it - begin] = static_cast<uint8_t>(slab - step.column);
+    for (int g = it->row; g < kMaxGroupRows; ++g) ++step.row_end[g];
+  }
+  return step;
+}
+
+// Calls on_step(group, step, its panels in order) for every step of the weight.
+template <typename OnStep>
+void ForEachStep(const WeightView& weight, const RowGroupImage& image, OnStep on_step) {
+  const BlockRows rows = GroupByRow(weight);
+  const int max_slabs = StepSlabs(image.panel_columns);
+  const int max_panels = StepPanels(weight.block_rows, image.panel_columns);
+  int64_t first_panel = 0;
+  for (int64_t group = 0; group < image.groups; ++group) {
+    std::vector<GroupPanel> panels = PanelsOfGroup(weight, rows, group);
+    for (size_t begin = 0; begin < panels.size();) {
+      const size_t length = StepLength(panels, begin, max_slabs, max_panels);
+      const auto from = panels.begin() + begin;
+      const Step step = MakeStep(from, from + length, first_panel);
+      on_step(group, step, &*from);
+      first_panel += length;
+      begin += length;
+    }
+  }
+}
+
+}  // namespace
+
+RowGroupImage RowGroupImageOf(const WeightView& weight) {
+  const BlockImage blocks = BlockImageOf(weight);
+  const int count = GroupRows(weight.block_rows);
+  RowGroupImage image;
+  image.groups = (blocks.block_rows_count + count - 1) / count;
+  image.panels = blocks.panels;
+  image.panel_columns = blocks.panel_columns;
+  image.panel_bytes = blocks.panel_bytes;
+  image.values_offset = AlignUp(image.groups * sizeof(GroupSpan));
+  image.steps_offset = image.values_offset + AlignUp(image.panels * image.panel_bytes);
+  return image;
+}
+
+bool FitsRowGroupImage(const LinearDesc& desc) {
+  return FitsBlockImage(desc) && (desc.block_rows == 16 || desc.block_rows == 32);
+}
+
+size_t RowGroupImageBytes(const WeightView& weight) {
+  const RowGroupImage image = RowGroupImageOf(weight);
+  size_t steps = 0;
+  ForEachStep(weight, image, [&](int64_t, const Step&, const GroupPanel*) { ++steps; });
+  return image.steps_offset + AlignUp(steps * sizeof(Step));
+}
+
+KernelStatus PackRowGroupImage(const WeightView& weight, void* packed) {
+  if (!FitsRowGroupImage({0, weight.out, weight.in, weight.layout, weight.dtype, weight.dtype,
+                          weight.block_rows, weight.block_cols, weight.count})) {
+    return {KernelCode::kUnsupported, "row group image: needs 2-byte blocks of 16 or 32 rows"};
+  }
+  const RowGroupImage image = RowGroupImageOf(weight);
+  const int br = weight.block_rows, bc = weight.block_cols, kc = image.panel_columns;
+  char* base = static_cast<char*>(packed);
+  uint16_t* values = reinterpret_cast<uint16_t*>(base + image.values_offset);
+  Step* steps = reinterpret_cast<Step*>(base + image.steps_offset);
+  try {
+    std::vector<GroupSpan> spans(image.groups);
+    int32_t count = 0;
+    int64_t next_group = 0;
+    const auto open_until = [&](int64_t group) {
+      for (; next_group <= group; ++next_group) {
+        spans[next_group] = {static_cast<int32_t>(next_group), count, count, 0};
+      }
+    };
+    ForEachStep(weight, image, [&](int64_t group, const Step& step, const GroupPanel* panels) {
+      open_until(group);
+      steps[count++] = step;
+      spans[group].end = count;
+      for (int i = 0; i < step.panels; ++i) {
+        const uint16_t* block =
+            static_cast<const uint16_t*>(weight.values) + int64_t{panels[i].block} * br * bc;
+        CopyPanel(block + panels[i].split * kc, bc, br, kc,
+                  values + (step.first_panel + i) * br * kc);
+      }
+    });
+    open_until(image.groups - 1);
+    std::stable_sort(spans.begin(), spans.end(), [](const GroupSpan& a, const GroupSpan& b) {
+      return a.end - a.begin > b.end - b.begin;
+    });
+    std::memset(base, 0, image.values_offset);
+    std::copy(spans.begin(), spans.end(), reinterpret_cast<GroupSpan*>(base));
+  } catch (const std::bad_alloc&) {
+    return {KernelCode::kOutOfMemory, "row group image: no host memory for the step lists"};
+  }
+  return {};
+}
+
+}  // namespace espalier::kernels::cuda

@@ -1,0 +1,27 @@
+// scratch.h — what CUDA kernels expect of LinearArgs::scratch.
+//
+// The first kTicketBytes are tickets: zero when a scratch buffer is handed to its first kernel, zero again after every
+// kernel. Kernels that split a sum between thread blocks count arrivals there, so that the last one finishes the sum
+// without a second launch. The rest is undefined before and after. One buffer serves one stream at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/linear/linear.h"
+
+namespace espalier::kernels::cuda {
+
+constexpr int kMaxStreamBlocks = 256;                   // thread blocks that share one stream of weights
+constexpr size_t kTicketBytes = 4096;                   // 4 bytes a ticket, at most 1024 thread blocks
+constexpr int kMaxStreamTokens = 64;
+static_assert(kMaxStreamBlocks * 4 <= kTicketBytes);
+
+// Two partial sums a thread block, of up to 64 tokens each.
+constexpr size_t StreamScratchBytes(int block_rows) {
+  return kTicketBytes + size_t{2} * kMaxStreamBlocks * block_rows * kMaxStreamTokens * 4;
+}
+
+bool FitsBlockStream(const LinearDesc& desc);
+
+}  // namespace espalier::kernels::cuda

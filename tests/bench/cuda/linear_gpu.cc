@@ -1,0 +1,328 @@
+// linear_gpu — sparse linear kernels against the best of cuBLASLt, on the GPU of this machine.
+//
+//   linear_gpu [--module libespalier_cuda.so] [--suite NAME] [--out FILE.json] [--commit HASH] [--seconds S]
+//
+// Every row: the kernel's result is checked against the oracle in double, then captured in a graph of at least 20
+// launches beside cuBLASLt's best heuristic, and both are replayed in ABBA order; medians. `cold` walks over copies of
+// weights, inputs and outputs that together are several times the L2, `warm` stays on one. The floor beside a row is the
+// largest of useful arithmetic at 790 TFLOP/s, bytes at 4.3 TB/s (cold; 9 TB/s warm) and, for the kernels that re-read x
+// for every block, that traffic at 9 TB/s: rates measured on an H200. Suites: bars, skinny, vit, grid, network.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "kernels/cuda/module_loader.h"
+#include "tests/bench/cuda/graph_timer.h"
+#include "tests/bench/cuda/layer_stack.h"
+
+namespace espalier::bench {
+namespace {
+
+using kernels::Activation;
+using kernels::Layout;
+using kernels::LinearVariant;
+using kernels::cuda::CudaModule;
+using kernels::testing::OrDie;
+using kernels::testing::RandomWeightSpec;
+
+constexpr double kTensorFlops = 790e12, kMemoryBytes = 4.3e12, kL2Bytes = 9e12;
+constexpr size_t kColdBytes = size_t{256} << 20;
+constexpr int kLeastNodes = 20, kLeastSamples = 4;
+
+struct Options {
+  std::string module = "libespalier_cuda.so", suite = "bars", out, commit = "unknown", command;
+  double seconds = 0.4;  // of replays a row
+};
+
+struct Case {
+  std::string name;
+  std::vector<LayerSpec> layers;
+  int64_t tokens = 0;
+  bool cold = true;
+};
+
+LayerSpec Layer(Layout layout, int64_t out, int64_t in, int32_t block, double density,
+                Activation activation = Activation::kNone, bool even_rows = false) {
+  return {{layout, DType::kBFloat16, out, in, block, block, density, even_rows, 11}, activation};
+}
+
+std::vector<Case> Suite(const std::string& name) {
+  std::vector<Case> cases;
+  constexpr int64_t kWide = 10240;
+  if (name == "bars") {
+    for (int32_t b : {128, 64, 32, 16}) {
+      cases.push_back({"bar", {Layer(Layout::kDiagonal, kWide, kWide, b, 0.1)}, kWide, true});
+      cases.push_back({"bar", {Layer(Layout::kBlockCsr, kWide, kWide, b, 0.1)}, kWide, true});
+    }
+  }
+  if (name == "skinny") {
+    for (int32_t b : {64, 32, 128, 16}) {
+      for (int64_t tokens : {1, 16}) {
+        for (bool cold : {true, false}) {
+          cases.push_back({"skinny", {Layer(Layout::kDiagonal, kWide, kWide, b, 0.1)}, tokens, cold});
+        }
+        cases.push_back({"skinny", {Layer(Layout::kBlockCsr, kWide, kWide, b, 0.1)}, tokens, true});
+      }
+    }
+  }
+  if (name == "vit") {
+    for (int32_t b : {64, 32, 16}) {
+      for (int64_t tokens : {12608, 1576}) {
+        const LayerSpec up = Layer(Layout::kDiagonal, 3072, 768, b, 0.1, Activation::kGeluTanh);
+        const LayerSpec down = Layer(Layout::kDiagonal, 768, 3072, b, 0.1);
+        cases.push_back({"vit_up", {up}, tokens, true});
+        cases.push_back({"vit_down", {down}, tokens, true});
+        cases.push_back({"vit_pair", {up, down}, tokens, true});
+      }
+    }
+  }
+  if (name == "grid") {
+    for (int32_t b : {64, 128, 32, 16}) {
+      for (int64_t tokens : {64, 256, 1024, 4096}) {
+        for (double density : {0.2, 0.1, 0.05}) {
+          cases.push_back({"grid", {Layer(Layout::kDiagonal, 4096, 4096, b, density)}, tokens, true});
+        }
+      }
+    }
+    for (int32_t b : {64, 128, 32, 16}) {
+      for (double density : {0.2, 0.05}) {
+        cases.push_back({"grid", {Layer(Layout::kDiagonal, kWide, kWide, b, density)}, kWide, true});
+      }
+    }
+  }
+  if (name == "network") {
+    std::vector<LayerSpec> layers(100, Layer(Layout::kDiagonal, 10000, 10000, 64, 0.1, Activation::kRelu));
+    cases.push_back({"network", layers, 10000, true});
+  }
+  return cases;
+}
+
+// One way to run every layer of a stack.
+struct Implementation {
+  std::vector<std::unique_ptr<PackedLayer>> layers;
+  std::string name;
+};
+
+double FloorMicros(const LayerStack& stack, bool cold) {
+  const double bytes = stack.TouchedBytes() / (cold ? kMemoryBytes : kL2Bytes);
+  return 1e6 * std::max(stack.UsefulFlops() / kTensorFlops, bytes);
+}
+
+class Bench {
+ public:
+  Bench(const CudaModule* module, const Options& options, kernels::Arch arch)
+      : module_(module), options_(options), arch_(arch) {
+    OrDie(module->create_stream(&stream_), "stream");
+  }
+  ~Bench() { OrDie(module_->destroy_stream(stream_), "stream"); }
+
+  void Run(const Case& c);
+  const std::vector<std::string>& rows() const { return rows_; }
+  int failures() const { return failures_; }
+
+ private:
+  std::unique_ptr<TimedGraph> Capture(const LayerStack& stack, const Implementation& implementation);
+  Implementation Dense(const LayerStack& stack);
+  std::vector<const LinearVariant*> Candidates(const LayerSpec& layer, int64_t tokens) const;
+  const LinearVariant* FastestOrNull(const Case& c, const LayerSpec& layer);
+  void Report(const Case& c, const LayerStack& stack, const std::string& variant, const Timing& sparse,
+              const Timing& dense, bool planned, size_t weight_bytes);
+
+  const CudaModule* module_;
+  const Options& options_;
+  kernels::Arch arch_;
+  void* stream_ = nullptr;
+  std::vector<std::string> rows_;
+  std::map<std::string, const LinearVariant*> fastest_;
+  int failures_ = 0;
+};
+
+std::unique_ptr<TimedGraph> Bench::Capture(const LayerStack& stack, const Implementation& implementation) {
+  const int layers = static_cast<int>(implementation.layers.size());
+  const int repeats = std::max(1, (kLeastNodes + layers - 1) / layers);
+  const auto enqueue = [&](void* stream, int i) {
+    for (const auto& layer : implementation.layers) {
+      if (kernels::KernelStatus status = layer->Enqueue(stream, i % stack.copies()); !status.ok()) return status;
+    }
+    return kernels::KernelStatus{};
+  };
+  return std::make_unique<TimedGraph>(module_, stream_, repeats, enqueue, implementation.name);
+}
+
+std::vector<const LinearVariant*> Bench::Candidates(const LayerSpec& layer, int64_t tokens) const {
+  std::vector<const LinearVariant*> found;
+  const RandomWeightSpec& w = layer.weight;
+  for (const LinearVariant& variant : kernels::cuda::CudaLinearVariants()) {
+    if (variant.layout == w.layout && kernels::cuda::RunsOn(variant, arch_) &&
+        variant.supports({tokens, w.out, w.in, w.layout, w.dtype, w.dtype, w.block_rows, w.block_cols, 1})) {
+      found.push_back(&variant);
+    }
+  }
+  return found;
+}
+
+Implementation Bench::Dense(const LayerStack& stack) {
+  Implementation dense;
+  dense.name = "dense_linear_bf16_cublaslt";
+  const auto variants = kernels::cuda::CudaLinearVariants();
+  const auto variant = std::find_if(variants.begin(), variants.end(),
+                                    [&](const LinearVariant& v) { return dense.name == v.name; });
+  for (size_t l = 0; l < stack.layers().size(); ++l) {
+    dense.layers.push_back(std::make_unique<PackedLayer>(stack, static_cast<int>(l), *variant));
+    dense.layers.back()->Settle();
+  }
+  return dense;
+}
+
+void Bench::Report(const Case& c, const LayerStack& stack, const std::string& variant, const Timing& sparse,
+                   const Timing& dense, bool planned, size_t weight_bytes) {
+  const RandomWeightSpec& w = c.layers[0].weight;
+  double nonzero = 0, size = 0;
+  for (size_t l = 0; l < c.layers.size(); ++l) {
+    nonzero += static_cast<double>(stack.weight(static_cast<int>(l)).stored);
+    size += static_cast<double>(c.layers[l].weight.in) * static_cast<double>(c.layers[l].weight.out);
+  }
+  const double floor = FloorMicros(stack, c.cold), speedup = dense.median_us / sparse.median_us;
+  char json[1024];
+  std::snprintf(json, sizeof(json),
+                "{\"case\": \"%s\", \"layout\": \"%s\", \"block\": %d, \"sparsity\": %.4f, \"M\": %lld, \"K\": %lld, "
+                "\"N\": %lld, \"layers\": %zu, \"dtype\": \"bf16\", \"mode\": \"graph\", \"state\": \"%s\", "
+                "\"activation\": \"%s\", \"variant\": \"%s\", \"planned\": %s, \"us\": %.3f, \"min_us\": %.3f, "
+                "\"spread\": %.4f, \"samples\": %d, \"dense_us\": %.3f, \"floor_us\": %.3f, \"weight_bytes\": %zu, "
+                "\"tflops\": %.1f, \"gbytes_per_s\": %.1f}",
+                c.name.c_str(), NameOf(w.layout), w.block_rows, 1.0 - nonzero / size, static_cast<long long>(c.tokens),
+                static_cast<long long>(w.in), static_cast<long long>(w.out), c.layers.size(), c.cold ? "cold" : "warm",
+                NameOf(c.layers[0].activation), variant.c_str(), planned ? "true" : "false", sparse.median_us,
+                sparse.min_us, sparse.spread, sparse.samples, dense.median_us, floor, weight_bytes,
+                stack.UsefulFlops() / sparse.median_us * 1e-6, stack.TouchedBytes() / sparse.median_us * 1e-3);
+  rows_.push_back(json);
+  std::printf("%-9s %-9s b%-3d %4.1f%% M %5lld K %5lld N %5lld %s %-45s %9.2f us  dense %9.2f  %5.2fx  floor %4.0f%% %s\n",
+              c.name.c_str(), NameOf(w.layout), w.block_rows, 100 * (1.0 - nonzero / size),
+              static_cast<long long>(c.tokens), static_cast<long long>(w.in), static_cast<long long>(w.out),
+              c.cold ? "cold" : "warm", variant.c_str(), sparse.median_us, dense.median_us, speedup,
+              100 * floor / sparse.median_us, planned ? "*" : "");
+  std::fflush(stdout);
+}
+
+// Of the variants for one layer on its own; measured once a (layer, tokens, state).
+const LinearVariant* Bench::FastestOrNull(const Case& c, const LayerSpec& layer) {
+  const std::string key = kernels::testing::ToString(layer.weight) + NameOf(layer.activation) +
+                          std::to_string(c.tokens) + (c.cold ? "c" : "w");
+  if (const auto known = fastest_.find(key); known != fastest_.end()) return known->second;
+  const LayerStack stack(module_, {layer}, c.tokens, c.cold ? kColdBytes : 0);
+  std::vector<Implementation> implementations;
+  std::vector<std::unique_ptr<TimedGraph>> graphs;
+  std::vector<const TimedGraph*> order;
+  for (const LinearVariant* variant : Candidates(layer, c.tokens)) {
+    Implementation one;
+    one.name = variant->name;
+    one.layers.push_back(std::make_unique<PackedLayer>(stack, 0, *variant));
+    if (const std::string error = one.layers[0]->Verify(stream_); !error.empty()) {
+      std::printf("FAILED %s, %lld tokens, %s: %s\n", kernels::testing::ToString(layer.weight).c_str(),
+                  static_cast<long long>(c.tokens), variant->name, error.c_str());
+      ++failures_;
+      continue;
+    }
+    graphs.push_back(Capture(stack, one));
+    order.push_back(graphs.back().get());
+    implementations.push_back(std::move(one));
+  }
+  Implementation dense = Dense(stack);
+  graphs.push_back(Capture(stack, dense));
+  order.push_back(graphs.back().get());
+  const std::vector<Timing> timings = TimeInTurn(module_, order, kLeastSamples, options_.seconds);
+  size_t best = 0;
+  for (size_t i = 1; i < implementations.size(); ++i) {
+    if (timings[i].median_us < timings[best].median_us) best = i;
+  }
+  for (size_t i = 0; i < implementations.size(); ++i) {
+    if (c.layers.size() == 1) {
+      Report(c, stack, implementations[i].name, timings[i], timings.back(), i == best,
+             implementations[i].layers[0]->weight_bytes());
+    }
+  }
+  const LinearVariant* fastest = implementations.empty() ? nullptr : &implementations[best].layers[0]->variant();
+  return fastest_[key] = fastest;
+}
+
+void Bench::Run(const Case& c) {
+  std::vector<const LinearVariant*> chosen;
+  for (const LayerSpec& layer : c.layers) chosen.push_back(FastestOrNull(c, layer));
+  if (c.layers.size() == 1 || std::find(chosen.begin(), chosen.end(), nullptr) != chosen.end()) return;
+  const LayerStack stack(module_, c.layers, c.tokens, c.cold && c.layers.size() < kLeastNodes ? kColdBytes : 0);
+  Implementation sparse;
+  size_t weight_bytes = 0;
+  for (size_t l = 0; l < c.layers.size(); ++l) {
+    const bool repeats = l > 0 && chosen[l] == chosen[l - 1] &&
+                         kernels::testing::ToString(c.layers[l].weight) ==
+                             kernels::testing::ToString(c.layers[l - 1].weight);
+    sparse.layers.push_back(std::make_unique<PackedLayer>(stack, static_cast<int>(l), *chosen[l],
+                                                          repeats ? sparse.layers.back().get() : nullptr));
+    weight_bytes += sparse.layers.back()->weight_bytes();
+    if (l == 0 || chosen[l] != chosen[l - 1]) sparse.name += (l == 0 ? "" : "+") + std::string(chosen[l]->name);
+  }
+  const Implementation dense = Dense(stack);
+  const auto sparse_graph = Capture(stack, sparse), dense_graph = Capture(stack, dense);
+  const std::vector<Timing> timings =
+      TimeInTurn(module_, {sparse_graph.get(), dense_graph.get()}, kLeastSamples, options_.seconds);
+  Report(c, stack, sparse.name, timings[0], timings[1], true, weight_bytes);
+}
+
+int Main(const Options& options) {
+  std::string error;
+  const CudaModule* module = kernels::cuda::OpenCudaModule(options.module, &error);
+  if (module == nullptr) {
+    std::fprintf(stderr, "%s\n", error.c_str());
+    return 2;
+  }
+  kernels::cuda::CudaDeviceInfo info;
+  OrDie(module->device_info(0, &info), "device");
+  kernels::cuda::UseCudaModule(module);
+  Bench bench(module, options, kernels::cuda::ArchOf(info));
+  std::stringstream suites(options.suite);
+  for (std::string suite; std::getline(suites, suite, ',');) {
+    for (const Case& c : Suite(suite)) bench.Run(c);
+  }
+  if (!options.out.empty()) {
+    char date[32];
+    const std::time_t now = std::time(nullptr);
+    std::strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
+    std::ofstream file(options.out);
+    file << "{\"device\": \"" << info.name << ", driver CUDA " << info.driver_version / 1000 << "."
+         << info.driver_version % 1000 / 10 << ", " << module->build << "\",\n \"commit\": \"" << options.commit
+         << "\",\n \"date\": \"" << date << "\",\n \"command\": \"" << options.command << "\",\n \"rows\": [\n";
+    for (size_t i = 0; i < bench.rows().size(); ++i) {
+      file << "  " << bench.rows()[i] << (i + 1 < bench.rows().size() ? ",\n" : "\n");
+    }
+    file << " ]}\n";
+  }
+  std::printf("%zu rows, %d wrong results\n", bench.rows().size(), bench.failures());
+  return bench.failures() == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace espalier::bench
+
+int main(int argc, char** argv) {
+  espalier::bench::Options options;
+  options.command = "linear_gpu";
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string flag = argv[i], value = argv[i + 1];
+    if (flag == "--module") options.module = value;
+    if (flag == "--suite") options.suite = value;
+    if (flag == "--out") options.out = value;
+    if (flag == "--commit") options.commit = value;
+    if (flag == "--seconds") options.seconds = std::atof(value.c_str());
+    if (flag == "--suite" || flag == "--seconds") options.command += " " + flag + " " + value;
+  }
+#ifndef NDEBUG
+  std::fprintf(stderr, "linear_gpu: a Debug build measures nothing worth keeping\n");
+  return 2;
+#endif
+  return espalier::bench::Main(options);
+}

@@ -1,0 +1,66 @@
+// device_memory.h — device buffers and uploads through the module's table, for suites and benches. Dies on any error.
+#pragma once
+
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "kernels/cuda/module.h"
+
+namespace espalier::kernels::testing {
+
+inline void OrDie(const KernelStatus& status, const char* what) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s: %s\n", what, status.message);
+  std::exit(2);
+}
+inline void OrDie(const char* error, const char* what) {
+  if (error == nullptr) return;
+  std::fprintf(stderr, "%s: %s\n", what, error);
+  std::exit(2);
+}
+
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  DeviceBuffer(const cuda::CudaModule* module, size_t bytes) : module_(module), bytes_(bytes) {
+    OrDie(module->allocate(bytes < 16 ? 16 : bytes, &data_), "allocate");
+  }
+  DeviceBuffer(const cuda::CudaModule* module, const void* from, size_t bytes) : DeviceBuffer(module, bytes) {
+    OrDie(module->copy(data_, from, bytes, nullptr), "upload");
+    OrDie(module->synchronize_stream(nullptr), "upload");
+  }
+  DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(other); }
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    std::swap(module_, other.module_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~DeviceBuffer() {
+    if (data_ != nullptr) OrDie(module_->release(data_), "release");
+  }
+
+  template <typename T = void>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  size_t bytes() const { return bytes_; }
+
+  void Fill(int byte, size_t offset = 0) {
+    OrDie(module_->fill(as<char>() + offset, byte, bytes_ - offset, nullptr), "fill");
+    OrDie(module_->synchronize_stream(nullptr), "fill");
+  }
+  void Download(void* to) const {
+    OrDie(module_->copy(to, data_, bytes_, nullptr), "download");
+    OrDie(module_->synchronize_stream(nullptr), "download");
+  }
+
+ private:
+  const cuda::CudaModule* module_ = nullptr;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace espalier::kernels::testing

@@ -1,0 +1,57 @@
+// unpack.h — the inverse of packing, written from the headers' words rather than from the packers' code.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "tests/kernels/cuda/random_weight.h"
+
+namespace espalier::kernels::testing {
+
+// Value (r, c) of a panel of `columns` columns: rows of 16 are stored in the order 0 1 4 5 8 9 12 13 2 3 6 7 10 11 14 15,
+// and a row's 16-byte chunks are exchanged by XOR with the row number (64 columns), half (32) or a quarter of it (16).
+inline uint16_t PanelValue(const char* panel, int columns, int r, int c) {
+  constexpr int kOrder[16] = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
+  int image_row = 0;
+  while (kOrder[image_row] != r % 16) ++image_row;
+  image_row += r / 16 * 16;
+  const int chunks = columns / 8, key = image_row * columns / 64 % chunks;
+  const int chunk = (c / 8) ^ key;
+  uint16_t value;
+  std::memcpy(&value, panel + image_row * columns * 2 + chunk * 16 + c % 8 * 2, 2);
+  return value;
+}
+
+// The weight as a dense [out, in] matrix of 2-byte values.
+inline std::vector<uint16_t> DenseOf(const RandomWeight& weight) {
+  const WeightView w = weight.view();
+  const auto* values = reinterpret_cast<const uint16_t*>(weight.values.data());
+  const int64_t R = w.block_row_count(), C = w.block_col_count(), D = w.diagonal_length();
+  std::vector<uint16_t> dense(w.out * w.in, 0);
+  const auto put = [&](int64_t block_row, int64_t block_col, int64_t block) {
+    for (int64_t r = 0; r < w.block_rows; ++r) {
+      for (int64_t c = 0; c < w.block_cols; ++c) {
+        const int64_t row = block_row * w.block_rows + r, column = block_col * w.block_cols + c;
+        if (row < w.out && column < w.in) {
+          dense[row * w.in + column] = values[(block * w.block_rows + r) * w.block_cols + c];
+        }
+      }
+    }
+  };
+  if (w.layout == Layout::kDiagonal) {
+    for (int64_t k = 0; k < w.count; ++k) {
+      for (int64_t t = 0; t < D; ++t) {
+        const BlockPosition at = DiagonalBlock(R, C, w.offsets[k], t);
+        put(at.row, at.col, k * D + t);
+      }
+    }
+  } else {
+    for (int64_t row = 0; row < R; ++row) {
+      for (int32_t i = w.row_ptr[row]; i < w.row_ptr[row + 1]; ++i) put(row, w.col_idx[i], i);
+    }
+  }
+  return dense;
+}
+
+}  // namespace espalier::kernels::testing
