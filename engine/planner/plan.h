@@ -13,8 +13,8 @@ namespace espalier::planner {
 // One way to run one layer in one bucket.
 struct Candidate {
   sparse::LayoutSpec spec;
-  std::string variant;    // kernel name
-  double micros = 0;      // measured, or predicted when !measured
+  std::string variant;  // kernel name
+  double micros = 0;    // measured, or predicted when !measured
   bool measured = false;
   size_t weight_bytes = 0;  // resident bytes of this layout in the variant's packing
 };
@@ -25,14 +25,16 @@ struct BucketChoice {
   Candidate chosen;
   Candidate runner_up;  // variant empty when there was only one
   double dense_micros = 0;
-  double speedup_over_dense() const { return chosen.micros > 0 ? dense_micros / chosen.micros : 1.0; }
+  double speedup_over_dense() const {
+    return chosen.micros > 0 ? dense_micros / chosen.micros : 1.0;
+  }
 };
 
 struct LayerPlan {
   std::string name;  // node name
   int64_t out = 0, in = 0;
   double sparsity = 0;
-  std::string structure;  // sparse::WeightStructure::found
+  std::string structure;              // sparse::WeightStructure::found
   std::vector<BucketChoice> buckets;  // ascending
   size_t weight_bytes = 0;            // all resident copies of this layer
   size_t dense_bytes = 0;

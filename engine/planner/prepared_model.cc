@@ -1,13 +1,12 @@
 #include "engine/planner/prepared_model.h"
 
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "engine/graph/executor.h"
 #include "engine/graph/lower.h"
-#include "engine/graph/ops/linear.h"
-#include "engine/planner/resident_weight.h"
-#include "engine/sparse/structure.h"
+#include "engine/planner/model_planner.h"
 
 namespace espalier::planner {
 namespace {
@@ -24,62 +23,23 @@ class State final : public ExecutionState {
   std::unique_ptr<graph::ExecutorState> state_;
 };
 
-// Powers of two up to `max_batch_size`, and it.
-std::vector<int64_t> BatchBuckets(int64_t max_batch_size) {
-  std::vector<int64_t> buckets;
-  for (int64_t batch = 1; batch < max_batch_size; batch *= 2) buckets.push_back(batch);
-  buckets.push_back(std::max<int64_t>(max_batch_size, 1));
-  return buckets;
-}
-
 class Model final : public PreparedModel {
  public:
   explicit Model(graph::Program program) : program_(std::move(program)) {}
 
   absl::Status Plan(const Device& device, const PrepareOptions& options) {
-    const std::vector<int64_t> buckets = BatchBuckets(options.max_batch_size);
-    std::vector<std::vector<graph::LinearBinding>> bindings(buckets.size());
-    plan_.source = "dense only";
-    plan_.device = device.Description();
-    for (const graph::LinearOp* linear : program_.linears) {
-      const Tensor& weight = *program_.weights[linear->weight()].tensor;
-      dense_bytes_ += weight.bytes();
-      kernels::LinearDesc desc = {buckets.back(), linear->out(), linear->in(),
-                                  kernels::Layout::kDense, weight.dtype()};
-      desc.count = weight.elements();
-      const kernels::LinearVariant* chosen = nullptr;
-      for (const kernels::LinearVariant& variant : kernels::LinearVariants()) {
-        if (chosen == nullptr && variant.layout == desc.layout && variant.supports(desc))
-          chosen = &variant;
-      }
-      if (chosen == nullptr) {
-        return absl::UnimplementedError(absl::StrCat(
-            program_.source, ": no dense kernel for weights of ", NameOf(weight.dtype())));
-      }
-      auto resident = ResidentWeight::Create(weight.view(), {}, *chosen);
-      if (!resident.ok()) return resident.status();
-      LayerPlan layer;
-      layer.name = program_.weights[linear->weight()].name;
-      layer.out = linear->out();
-      layer.in = linear->in();
-      layer.weight_bytes = (*resident)->bytes();
-      layer.dense_bytes = weight.bytes();
-      for (size_t b = 0; b < buckets.size(); ++b) {
-        bindings[b].push_back({chosen, (*resident)->view()});
-        layer.buckets.push_back(
-            {buckets[b], buckets[b] * linear->tokens_per_item(), {{}, chosen->name}, {}, 0});
-      }
-      plan_.layers.push_back(std::move(layer));
-      weight_bytes_ += (*resident)->bytes();
-      residents_.push_back(*std::move(resident));
-    }
-    for (graph::Weight& weight : program_.weights) weight.tensor.reset();
+    auto planned = PlanModel(program_, device, options);
+    if (!planned.ok()) return planned.status();
+    plan_ = std::move(planned->plan);
+    weights_ = std::move(planned->weights);
+    for (const auto& weight : weights_) weight_bytes_ += weight->bytes();
+    for (const LayerPlan& layer : plan_.layers) dense_bytes_ += layer.dense_bytes;
     for (const graph::Value& value : program_.values) {
       if (value.constant == nullptr) continue;
       weight_bytes_ += value.constant->bytes();
       dense_bytes_ += value.constant->bytes();
     }
-    executor_.emplace(program_, device, buckets, std::move(bindings));
+    executor_.emplace(program_, device, std::move(planned->buckets), std::move(planned->bindings));
     return absl::OkStatus();
   }
 
@@ -103,7 +63,7 @@ class Model final : public PreparedModel {
   graph::Program program_;
   ModelPlan plan_;
   size_t weight_bytes_ = 0, dense_bytes_ = 0;
-  std::vector<std::unique_ptr<ResidentWeight>> residents_;
+  std::vector<std::shared_ptr<const ResidentWeight>> weights_;
   std::optional<graph::Executor> executor_;
 };
 

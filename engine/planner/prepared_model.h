@@ -47,15 +47,17 @@ class PreparedModel {
  public:
   // Errors name the node: Unimplemented for an op, attribute or type that cannot run, with what to
   // do about it; InvalidArgument for shapes that do not fit; ResourceExhausted without memory.
-  static absl::StatusOr<std::unique_ptr<PreparedModel>> Prepare(formats::ModelGraph graph, const Device& device,
+  static absl::StatusOr<std::unique_ptr<PreparedModel>> Prepare(formats::ModelGraph graph,
+                                                                const Device& device,
                                                                 const PrepareOptions& options);
   virtual ~PreparedModel() = default;
 
   virtual const std::vector<formats::ValueInfo>& inputs() const = 0;
   virtual const std::vector<formats::ValueInfo>& outputs() const = 0;
   virtual const ModelPlan& plan() const = 0;
-  virtual size_t weight_bytes() const = 0;        // resident: weights in their layouts and biases
-  virtual size_t dense_weight_bytes() const = 0;  // what the same weights take as dense tensors of the file's dtype
+  virtual size_t weight_bytes() const = 0;  // resident: weights in their layouts and biases
+  virtual size_t dense_weight_bytes()
+      const = 0;  // what the same weights take as dense tensors of the file's dtype
 
   virtual absl::StatusOr<std::unique_ptr<ExecutionState>> NewState() const = 0;
 

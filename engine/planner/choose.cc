@@ -1,0 +1,144 @@
+#include "engine/planner/choose.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace espalier::planner {
+namespace {
+
+// A set of options that read the same bytes: one resident copy of the weight.
+struct Copy {
+  std::vector<int> options;
+  size_t bytes = 0;
+};
+
+std::vector<Copy> GroupCopies(const CostTable& table, const std::vector<int>& options) {
+  std::vector<Copy> copies;
+  for (int i : options) {
+    auto copy = std::find_if(copies.begin(), copies.end(), [&](const Copy& c) {
+      return SharesMemory(table.options[c.options[0]], table.options[i]);
+    });
+    if (copy == copies.end()) copy = copies.insert(copies.end(), Copy());
+    copy->options.push_back(i);
+    copy->bytes = std::max(copy->bytes, table.options[i].resident_bytes);
+  }
+  return copies;
+}
+
+int CheapestIn(const CostTable& table, size_t bucket, const std::vector<int>& options) {
+  int best = options[0];
+  for (int i : options) {
+    if (table.costs[bucket][i].micros < table.costs[bucket][best].micros) best = i;
+  }
+  return best;
+}
+
+// What a set of options comes to when every bucket takes the cheapest of them.
+struct Score {
+  double log_micros = 0;      // summed over buckets: lower is faster on geometric average
+  double worst_vs_dense = 0;  // largest micros / dense micros
+  std::vector<int> choice;
+};
+
+Score ScoreOf(const CostTable& table, const std::vector<int>& options) {
+  Score score;
+  for (size_t b = 0; b < table.tokens.size(); ++b) {
+    const int i = CheapestIn(table, b, options);
+    const double micros = table.costs[b][i].micros;
+    const double dense = table.DenseMicros(b);
+    score.log_micros += std::log(micros);
+    if (micros == kCannotRun) {
+      score.worst_vs_dense = kCannotRun;
+    } else if (dense != kCannotRun) {
+      score.worst_vs_dense = std::max(score.worst_vs_dense, micros / dense);
+    }
+    score.choice.push_back(i);
+  }
+  return score;
+}
+
+bool Runs(const Score& score) { return score.worst_vs_dense != kCannotRun; }
+
+// Not slower than dense before faster, and faster before slower. With several dense packings each
+// may lose to another one somewhere; the one that loses least is then what "dense" can be.
+bool Better(const Score& a, const Score& b) {
+  const double a_excess = std::max(a.worst_vs_dense, 1.0),
+               b_excess = std::max(b.worst_vs_dense, 1.0);
+  if (a_excess != b_excess) return a_excess < b_excess;
+  return a.log_micros < b.log_micros;
+}
+
+std::vector<int> ChooseSmallest(const CostTable& table, const std::vector<Copy>& copies) {
+  size_t fewest = SIZE_MAX;
+  for (const Copy& copy : copies) {
+    if (Runs(ScoreOf(table, copy.options))) fewest = std::min(fewest, copy.bytes);
+  }
+  Score best;
+  for (const Copy& copy : copies) {
+    if (static_cast<double>(copy.bytes) > kSameBytes * static_cast<double>(fewest)) continue;
+    Score score = ScoreOf(table, copy.options);
+    if (!Runs(score)) continue;
+    if (best.choice.empty() || score.log_micros < best.log_micros) best = std::move(score);
+  }
+  return best.choice;
+}
+
+std::vector<int> ChooseBalanced(const CostTable& table, const std::vector<Copy>& copies,
+                                size_t dense_bytes) {
+  Score single;
+  for (const Copy& copy : copies) {
+    Score score = ScoreOf(table, copy.options);
+    if (!Runs(score)) continue;
+    if (single.choice.empty() || Better(score, single)) single = std::move(score);
+  }
+  Score pair;
+  for (size_t a = 0; a < copies.size(); ++a) {
+    for (size_t b = a + 1; b < copies.size(); ++b) {
+      if (copies[a].bytes + copies[b].bytes > dense_bytes) continue;
+      std::vector<int> options = copies[a].options;
+      options.insert(options.end(), copies[b].options.begin(), copies[b].options.end());
+      Score score = ScoreOf(table, options);
+      if (!Runs(score)) continue;
+      if (pair.choice.empty() || Better(score, pair)) pair = std::move(score);
+    }
+  }
+  if (pair.choice.empty()) return single.choice;
+  if (single.choice.empty()) return pair.choice;
+  const double buckets = static_cast<double>(table.tokens.size());
+  const double gain = std::exp((single.log_micros - pair.log_micros) / buckets);
+  const bool as_safe = std::max(pair.worst_vs_dense, 1.0) <= std::max(single.worst_vs_dense, 1.0);
+  return as_safe && gain >= kSecondCopyGain ? pair.choice : single.choice;
+}
+
+}  // namespace
+
+std::vector<int> ChooseOptions(const CostTable& table, WeightMemory mode, bool deterministic,
+                               size_t dense_bytes) {
+  std::vector<int> options;
+  for (size_t i = 0; i < table.options.size(); ++i) {
+    if (!deterministic || table.options[i].variant->batch_invariant) {
+      options.push_back(static_cast<int>(i));
+    }
+  }
+  if (options.empty()) return {};
+  if (deterministic) {
+    // One option is a copy of its own: no other kernel may serve some of the buckets.
+    std::vector<Copy> copies;
+    for (int i : options) copies.push_back({{i}, table.options[i].resident_bytes});
+    return mode == WeightMemory::kSmallest ? ChooseSmallest(table, copies)
+                                           : ChooseBalanced(table, copies, 0);
+  }
+  const std::vector<Copy> copies = GroupCopies(table, options);
+  switch (mode) {
+    case WeightMemory::kSmallest:
+      return ChooseSmallest(table, copies);
+    case WeightMemory::kBalanced:
+      return ChooseBalanced(table, copies, dense_bytes);
+    case WeightMemory::kFastest:
+      break;
+  }
+  const Score score = ScoreOf(table, options);
+  return Runs(score) ? score.choice : std::vector<int>();
+}
+
+}  // namespace espalier::planner

@@ -1,0 +1,28 @@
+// cost_model.h — what a linear layer should cost, from its multiplications and the bytes it reads.
+//
+//   µs = overhead + max(multiplications / rate(tokens), bytes / bandwidth) / speedup(threads)
+//
+// Good enough to drop hopeless candidates and to decide without measuring; the planner's
+// measurements overrule it. Constants: cost_model.cc, with how they were measured.
+#pragma once
+
+#include <string>
+
+#include "kernels/linear/linear.h"
+
+namespace espalier::planner {
+
+struct CostEstimate {
+  double multiplications = 0;  // stored values · tokens
+  double bytes = 0;            // weights, x and y, each read or written once
+  double micros = 0;
+};
+
+// `stored` and `weight_bytes` as in sparse::LayoutOption.
+CostEstimate EstimateLinear(const kernels::LinearDesc& desc, int64_t stored, size_t weight_bytes,
+                            int threads);
+
+// "16.8 M multiplications, 67.1 MB: 1285 us".
+std::string ToString(const CostEstimate& estimate);
+
+}  // namespace espalier::planner

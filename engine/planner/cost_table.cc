@@ -1,0 +1,125 @@
+#include "engine/planner/cost_table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "engine/planner/cost_model.h"
+
+namespace espalier::planner {
+namespace {
+
+// A layout that stores more than this many values for every non-zero loses to csr or dense.
+constexpr double kLowestFill = 0.2;
+// Block and diagonal layouts worth trying, per kind: the block sizes beside the best are close
+// relatives of it.
+constexpr int kLayoutsPerKind = 2;
+
+// Which layouts get candidates. One rule a line; structure.layouts is smallest first.
+std::vector<sparse::LayoutOption> PruneLayouts(const sparse::WeightStructure& structure) {
+  const size_t dense_bytes = structure.out * structure.in * SizeOf(structure.dtype);
+  int of_kind[16] = {};
+  std::vector<sparse::LayoutOption> kept;
+  for (const sparse::LayoutOption& layout : structure.layouts) {
+    if (layout.spec.layout == kernels::Layout::kDense) {
+      kept.push_back(layout);  // dense is always a candidate
+      continue;
+    }
+    if (layout.bytes > dense_bytes) continue;  // reads more than dense and multiplies worse
+    if (layout.fill < kLowestFill) continue;   // mostly stored zeros
+    if (of_kind[static_cast<int>(layout.spec.layout)]++ >= kLayoutsPerKind) continue;  // a relative
+    kept.push_back(layout);
+  }
+  return kept;
+}
+
+}  // namespace
+
+bool SharesMemory(const LayerOption& a, const LayerOption& b) {
+  if (!(a.layout.spec == b.layout.spec)) return false;
+  if (a.variant->packing == nullptr || b.variant->packing == nullptr) {
+    return a.variant->packing == b.variant->packing;
+  }
+  return std::strcmp(a.variant->packing, b.variant->packing) == 0;
+}
+
+double CostTable::DenseMicros(size_t bucket) const {
+  double micros = kCannotRun;
+  for (size_t i = 0; i < options.size(); ++i) {
+    if (options[i].is_dense()) micros = std::min(micros, costs[bucket][i].micros);
+  }
+  return micros;
+}
+
+void CostTable::Calibrate() {
+  double largest_error = 0;
+  for (const auto& bucket : costs) {
+    for (const Cost& cost : bucket) {
+      if (cost.measured > 0)
+        largest_error = std::max(largest_error, cost.measured / cost.predicted);
+    }
+  }
+  if (largest_error == 0) largest_error = 1;  // nothing measured: the model as it is
+  for (size_t i = 0; i < options.size(); ++i) {
+    for (size_t b = 0; b < tokens.size(); ++b) {
+      Cost& cost = costs[b][i];
+      if (cost.measured > 0) {
+        cost.micros = cost.measured;
+        continue;
+      }
+      double error = largest_error, nearest = kCannotRun;
+      for (size_t other = 0; other < tokens.size(); ++other) {
+        if (costs[other][i].measured <= 0) continue;
+        const double distance = std::abs(
+            std::log2(static_cast<double>(tokens[other]) / static_cast<double>(tokens[b])));
+        if (distance >= nearest) continue;
+        nearest = distance;
+        error = costs[other][i].measured / costs[other][i].predicted;
+      }
+      cost.micros = cost.predicted * error;
+    }
+  }
+}
+
+kernels::LinearDesc DescOf(const LayerOption& option, const sparse::WeightStructure& structure,
+                           int64_t tokens) {
+  kernels::LinearDesc desc;
+  desc.tokens = tokens;
+  desc.out = structure.out;
+  desc.in = structure.in;
+  desc.layout = option.layout.spec.layout;
+  desc.weight_dtype = structure.dtype;
+  desc.block_rows = option.layout.spec.block_rows;
+  desc.block_cols = option.layout.spec.block_cols;
+  desc.count = option.layout.count;
+  return desc;
+}
+
+CostTable ListOptions(const sparse::WeightStructure& structure, std::vector<int64_t> tokens,
+                      int threads) {
+  CostTable table;
+  table.tokens = std::move(tokens);
+  table.costs.resize(table.tokens.size());
+  for (const sparse::LayoutOption& layout : PruneLayouts(structure)) {
+    for (const kernels::LinearVariant& variant : kernels::LinearVariants()) {
+      if (variant.layout != layout.spec.layout || variant.arch != kernels::Arch::kCpu) continue;
+      const LayerOption option = {layout, &variant, layout.bytes};
+      std::vector<Cost> costs(table.tokens.size());
+      bool runs = false;
+      for (size_t b = 0; b < table.tokens.size(); ++b) {
+        const kernels::LinearDesc desc = DescOf(option, structure, table.tokens[b]);
+        if (!variant.supports(desc)) continue;
+        costs[b].predicted = EstimateLinear(desc, layout.stored, layout.bytes, threads).micros;
+        runs = true;
+      }
+      if (!runs) continue;
+      table.options.push_back(option);
+      for (size_t b = 0; b < table.tokens.size(); ++b) table.costs[b].push_back(costs[b]);
+    }
+  }
+  table.Calibrate();
+  return table;
+}
+
+}  // namespace espalier::planner

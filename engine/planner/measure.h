@@ -1,0 +1,47 @@
+// measure.h — times the options of a layer on this machine, at the token counts it will serve.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "engine/planner/cost_table.h"
+#include "engine/planner/resident_weight.h"
+#include "engine/tensor/device.h"
+
+namespace espalier::planner {
+
+// The resident copies of one weight, made when first asked for.
+class WeightCopies {
+ public:
+  explicit WeightCopies(const TensorView& dense) : dense_(dense) {}
+
+  // The copy that `option` reads.
+  absl::StatusOr<std::shared_ptr<const ResidentWeight>> For(const LayerOption& option);
+  // Forgets the copies that nobody else holds.
+  void DropUnused();
+
+ private:
+  const TensorView dense_;
+  std::vector<std::pair<LayerOption, std::shared_ptr<const ResidentWeight>>> copies_;
+};
+
+// Measures what `table` does not know yet, bucket after bucket (smallest, largest, then between),
+// passing over those that would end after `deadline`. Per bucket: dense, the smallest layout, and
+// what the cost model puts within kWorthMeasuring of its best. Options take turns, after a warm-up,
+// and each counts its fastest call: a neighbour on the machine can only slow calls down. Also sets
+// resident_bytes of what it packs. Returns how many buckets it measured; errors are of packing or
+// of kernels that refuse.
+absl::StatusOr<int> Measure(CostTable& table, const sparse::WeightStructure& structure,
+                            WeightCopies& copies, const Device& device, absl::Time deadline);
+
+// The options that Measure times in `bucket`.
+std::vector<int> WorthMeasuring(const CostTable& table, size_t bucket);
+
+// What Measure should take, by the cost model.
+absl::Duration PredictMeasuring(const CostTable& table);
+
+inline constexpr double kWorthMeasuring = 3.0;
+
+}  // namespace espalier::planner

@@ -1,0 +1,247 @@
+#include "engine/planner/model_planner.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "engine/graph/ops/linear.h"
+#include "engine/planner/choose.h"
+#include "engine/planner/cost_table.h"
+#include "engine/planner/digest.h"
+#include "engine/planner/measure.h"
+#include "engine/planner/plan_cache.h"
+#include "engine/sparse/structure.h"
+
+namespace espalier::planner {
+namespace {
+
+bool HasDenseKernel(DType dtype, int64_t out, int64_t in) {
+  kernels::LinearDesc desc;
+  desc.tokens = 1;
+  desc.out = out;
+  desc.in = in;
+  desc.weight_dtype = dtype;
+  desc.count = out * in;
+  const auto variants = kernels::LinearVariants();
+  return std::any_of(variants.begin(), variants.end(), [&](const kernels::LinearVariant& variant) {
+    return variant.layout == kernels::Layout::kDense && variant.supports(desc);
+  });
+}
+
+// A weight while its layers are planned.
+struct WeightWork {
+  std::shared_ptr<const Tensor> dense;
+  size_t file_bytes = 0;  // in the dtype of the file
+  sparse::WeightStructure structure;
+  std::string pattern;
+  std::optional<WeightCopies> copies;
+};
+
+struct LayerWork {
+  const graph::LinearOp* op = nullptr;
+  std::string node;
+  WeightWork* weight = nullptr;
+  CostTable table;
+  std::string key;
+};
+
+class ModelPlanner {
+ public:
+  ModelPlanner(graph::Program& program, const Device& device, const PrepareOptions& options)
+      : program_(program),
+        device_(device),
+        options_(options),
+        cache_(options.deterministic ? "" : options.plan_cache_dir, device) {
+    result_.buckets = BatchBuckets(options.max_batch_size);
+    result_.bindings.resize(result_.buckets.size());
+    result_.plan.device = device.Description();
+  }
+
+  absl::StatusOr<PlannedModel> Run() {
+    deadline_ = absl::Now() + absl::Milliseconds(options_.measure_budget_millis);
+    if (absl::Status status = AnalyzeWeights(); !status.ok()) return status;
+    if (absl::Status status = ListLayers(); !status.ok()) return status;
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      absl::Status status = options_.deterministic ? absl::OkStatus() : MeasureLayer(i);
+      if (status.ok()) status = ChooseLayer(layers_[i]);
+      if (!status.ok()) {
+        return absl::Status(status.code(), absl::StrCat(program_.source, ": node '",
+                                                        layers_[i].node, "': ", status.message()));
+      }
+      ReleaseWeight(i);
+    }
+    result_.plan.source = options_.deterministic ? "deterministic"
+                          : measured_            ? "measured"
+                          : from_cache_          ? "cache"
+                                                 : "cost model";
+    return std::move(result_);
+  }
+
+ private:
+  absl::Status AnalyzeWeights() {
+    weights_.resize(program_.weights.size());
+    for (size_t i = 0; i < weights_.size(); ++i) {
+      WeightWork& work = weights_[i];
+      work.dense = std::move(program_.weights[i].tensor);
+      work.file_bytes = work.dense->bytes();
+      const DType dtype = work.dense->dtype();
+      const Shape& shape = work.dense->shape();
+      auto structure = sparse::AnalyzeStructure(work.dense->view(), {options_.flush_subnormals});
+      if (!structure.ok()) return structure.status();
+      const bool flush = options_.flush_subnormals && structure->subnormals > 0;
+      const bool widen = !HasDenseKernel(dtype, shape[0], shape[1]);
+      if (flush || widen) {
+        // Widening is exact; structure.layouts counts bytes of the dtype, so it is analysed again.
+        auto copy = Convert(work.dense->view(), widen ? DType::kFloat32 : dtype);
+        if (!copy.ok()) return copy.status();
+        if (flush) sparse::FlushSubnormals(*copy);
+        work.dense = std::make_shared<const Tensor>(*std::move(copy));
+        structure = sparse::AnalyzeStructure(work.dense->view(), {options_.flush_subnormals});
+        if (!structure.ok()) return structure.status();
+      }
+      work.structure = *std::move(structure);
+      if (!options_.deterministic) work.pattern = PatternDigest(work.dense->view());
+      work.copies.emplace(work.dense->view());
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ListLayers() {
+    for (const graph::Step& step : program_.steps) {
+      const auto* op = dynamic_cast<const graph::LinearOp*>(step.op.get());
+      if (op == nullptr) continue;
+      LayerWork layer;
+      layer.op = op;
+      layer.node = step.node;
+      layer.weight = &weights_[op->weight()];
+      std::vector<int64_t> tokens;
+      for (int64_t batch : result_.buckets) tokens.push_back(batch * op->tokens_per_item());
+      layer.table = ListOptions(layer.weight->structure, std::move(tokens), device_.threads());
+      if (!options_.deterministic) {
+        layer.key = cache_.KeyOf(layer.weight->pattern);
+        from_cache_ = cache_.Load(layer.key, layer.table) || from_cache_;
+      }
+      layers_.push_back(std::move(layer));
+    }
+    return absl::OkStatus();
+  }
+
+  // A layer gets its share of the time that is left, by what the cost model says of those to come.
+  absl::Status MeasureLayer(size_t index) {
+    LayerWork& layer = layers_[index];
+    for (size_t i = 0; i < index; ++i) {
+      if (layers_[i].key == layer.key && layers_[i].table.tokens == layer.table.tokens) {
+        layer.table = layers_[i].table;  // an equal layer was measured already
+        return absl::OkStatus();
+      }
+    }
+    const absl::Duration own = PredictMeasuring(layer.table);
+    if (own == absl::ZeroDuration()) return absl::OkStatus();
+    absl::Duration all;
+    for (size_t i = index; i < layers_.size(); ++i) all += PredictMeasuring(layers_[i].table);
+    const absl::Time now = absl::Now();
+    if (now >= deadline_) return absl::OkStatus();
+    auto measured = Measure(layer.table, layer.weight->structure, *layer.weight->copies, device_,
+                            now + (deadline_ - now) * absl::FDivDuration(own, all));
+    if (!measured.ok()) return measured.status();
+    if (*measured == 0) return absl::OkStatus();
+    measured_ = true;
+    cache_.Store(layer.key, layer.table);
+    return absl::OkStatus();
+  }
+
+  // Frees what layer `index` leaves behind: copies that were not chosen, and with the weight's last
+  // layer its dense original.
+  void ReleaseWeight(size_t index) {
+    WeightWork* weight = layers_[index].weight;
+    weight->copies->DropUnused();
+    for (size_t i = index + 1; i < layers_.size(); ++i) {
+      if (layers_[i].weight == weight) return;
+    }
+    weight->copies.reset();
+    weight->dense.reset();
+  }
+
+  Candidate Describe(const CostTable& table, size_t bucket, int option) const {
+    const LayerOption& chosen = table.options[option];
+    const Cost& cost = table.costs[bucket][option];
+    return {chosen.layout.spec, chosen.variant->name, cost.micros, cost.measured > 0,
+            chosen.resident_bytes};
+  }
+
+  absl::Status ChooseLayer(LayerWork& layer) {
+    CostTable& table = layer.table;
+    const WeightWork& weight = *layer.weight;
+    const std::vector<int> choice =
+        ChooseOptions(table, options_.weight_memory, options_.deterministic, weight.dense->bytes());
+    if (choice.empty()) {
+      return absl::UnimplementedError(absl::StrCat(
+          "no ", options_.deterministic ? "batch-invariant " : "", "kernel multiplies by a weight ",
+          ToString(weight.dense->shape()), " of ", NameOf(weight.dense->dtype())));
+    }
+    LayerPlan plan;
+    plan.name = layer.node;
+    plan.out = layer.op->out();
+    plan.in = layer.op->in();
+    plan.sparsity = weight.structure.sparsity();
+    plan.structure = weight.structure.found;
+    plan.dense_bytes = weight.file_bytes;
+    std::vector<std::shared_ptr<const ResidentWeight>> used;
+    for (size_t b = 0; b < choice.size(); ++b) {
+      auto resident = layer.weight->copies->For(table.options[choice[b]]);
+      if (!resident.ok()) return resident.status();
+      table.options[choice[b]].resident_bytes = (*resident)->bytes();
+      result_.bindings[b].push_back({table.options[choice[b]].variant, (*resident)->view()});
+      if (std::find(used.begin(), used.end(), *resident) == used.end()) used.push_back(*resident);
+    }
+    for (size_t b = 0; b < choice.size(); ++b) {
+      BucketChoice bucket;
+      bucket.batch = result_.buckets[b];
+      bucket.tokens = table.tokens[b];
+      bucket.chosen = Describe(table, b, choice[b]);
+      bucket.dense_micros = table.DenseMicros(b);
+      int second = -1;
+      for (int i = 0; i < static_cast<int>(table.options.size()); ++i) {
+        if (i == choice[b] || table.costs[b][i].micros == kCannotRun) continue;
+        if (second < 0 || table.costs[b][i].micros < table.costs[b][second].micros) second = i;
+      }
+      if (second >= 0) bucket.runner_up = Describe(table, b, second);
+      plan.buckets.push_back(std::move(bucket));
+    }
+    for (auto& resident : used) {
+      plan.weight_bytes += resident->bytes();
+      auto& all = result_.weights;
+      if (std::find(all.begin(), all.end(), resident) == all.end()) all.push_back(resident);
+    }
+    result_.plan.layers.push_back(std::move(plan));
+    return absl::OkStatus();
+  }
+
+  graph::Program& program_;
+  const Device& device_;
+  const PrepareOptions& options_;
+  const PlanCache cache_;
+  PlannedModel result_;
+  std::vector<WeightWork> weights_;
+  std::vector<LayerWork> layers_;
+  absl::Time deadline_;
+  bool measured_ = false, from_cache_ = false;
+};
+
+}  // namespace
+
+std::vector<int64_t> BatchBuckets(int64_t max_batch_size) {
+  std::vector<int64_t> buckets;
+  for (int64_t batch = 1; batch < max_batch_size; batch *= 2) buckets.push_back(batch);
+  buckets.push_back(std::max<int64_t>(max_batch_size, 1));
+  return buckets;
+}
+
+absl::StatusOr<PlannedModel> PlanModel(graph::Program& program, const Device& device,
+                                       const PrepareOptions& options) {
+  return ModelPlanner(program, device, options).Run();
+}
+
+}  // namespace espalier::planner

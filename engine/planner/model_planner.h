@@ -1,0 +1,33 @@
+// model_planner.h — plans every linear layer of a program and makes the weights it runs with.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/graph/executor.h"
+#include "engine/graph/program.h"
+#include "engine/planner/plan.h"
+#include "engine/planner/prepared_model.h"
+#include "engine/planner/resident_weight.h"
+
+namespace espalier::planner {
+
+struct PlannedModel {
+  ModelPlan plan;
+  std::vector<int64_t> buckets;
+  std::vector<std::vector<graph::LinearBinding>> bindings;     // [bucket][layer]
+  std::vector<std::shared_ptr<const ResidentWeight>> weights;  // what the bindings point into
+};
+
+// The powers of two up to `max_batch_size`, and it; {1} when that is 0.
+std::vector<int64_t> BatchBuckets(int64_t max_batch_size);
+
+// Analyses, measures (unless deterministic, or known from the cache), chooses and packs. Frees the
+// program's dense weights on the way. Errors name the node: Unimplemented when no kernel runs a
+// weight, ResourceExhausted without memory.
+absl::StatusOr<PlannedModel> PlanModel(graph::Program& program, const Device& device,
+                                       const PrepareOptions& options);
+
+}  // namespace espalier::planner
