@@ -2,7 +2,6 @@
 
 #include <cstdint>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
 namespace espalier::formats {
@@ -28,6 +27,25 @@ size_t SequenceLength(absl::string_view text) {
   return length;
 }
 
+// Quotes stay as they are, which absl's escapes would double in the messages of protobuf.
+std::string Escaped(absl::string_view text) {
+  const bool utf8 = IsUtf8(text);
+  std::string escaped;
+  for (char c : text) {
+    const auto byte = static_cast<uint8_t>(c);
+    if (c == '\n') {
+      escaped += "\\n";
+    } else if (c == '\\') {
+      escaped += "\\\\";
+    } else if (byte < 0x20 || byte == 0x7f || (byte >= 0x80 && !utf8)) {
+      absl::StrAppend(&escaped, "\\x", absl::Hex(byte, absl::kZeroPad2));
+    } else {
+      escaped += c;
+    }
+  }
+  return escaped;
+}
+
 }  // namespace
 
 bool IsUtf8(absl::string_view text) {
@@ -46,8 +64,7 @@ std::string Shown(absl::string_view text, size_t max_bytes) {
     while (shown > 0 && (static_cast<uint8_t>(text[shown]) & 0xc0) == 0x80)
       --shown;  // not within a character
   }
-  const absl::string_view head = text.substr(0, shown);
-  return absl::StrCat(IsUtf8(head) ? absl::Utf8SafeCHexEscape(head) : absl::CHexEscape(head),
+  return absl::StrCat(Escaped(text.substr(0, shown)),
                       shown < text.size() ? absl::StrCat("… (", text.size(), " bytes)") : "");
 }
 

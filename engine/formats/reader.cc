@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "engine/formats/names.h"
 #include "engine/formats/onnx_reader.h"
 #include "engine/formats/regular_file.h"
 
@@ -40,8 +40,7 @@ absl::StatusOr<ModelGraph> ReadModel(const std::string& path, const ReadLimits& 
   }
   return absl::InvalidArgumentError(absl::StrCat(
       path, ": expected a model in one of the formats ", absl::StrJoin(names, ", "), ", got ",
-      head.empty() ? "an empty file"
-                   : "a file that starts with '" + absl::CHexEscape(head.substr(0, 16)) + "'"));
+      head.empty() ? "an empty file" : "a file that starts with " + Quoted(head.substr(0, 16))));
 }
 
 }  // namespace espalier::formats

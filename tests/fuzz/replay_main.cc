@@ -26,6 +26,10 @@ std::string ReadFile(const fs::path& path) {
 }
 
 int Replay(const fs::path& path) {
+  if (!fs::exists(path)) {
+    std::cerr << path << " does not exist\n";
+    std::exit(1);
+  }
   if (!fs::is_directory(path)) {
     Run(ReadFile(path));
     return 1;

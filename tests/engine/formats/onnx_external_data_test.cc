@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "engine/formats/names.h"
 #include "engine/formats/reader.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -161,6 +162,16 @@ TEST_F(OnnxExternalDataTest, FilesThatAreMissingOrNoFilesAreRefused) {
   ExpectInvalid(ExternalModel({{"location", "folder"}}), {"is a directory"});
   ExpectRefused(Read(ExternalModel({{"location", "w.bin"}})).status(), StatusCode::kInvalidArgument,
                 {"was not read from a folder"});
+}
+
+TEST_F(OnnxExternalDataTest, MessagesStayUtf8AndShortWhateverTheLocationIs) {
+  const auto message = [&](const std::string& location) {
+    return std::string(
+        Read(ExternalModel({{"location", location}}), folder_.path()).status().message());
+  };
+  EXPECT_THAT(message("w.bi\x9a"), ::testing::HasSubstr("w.bi\\x9a"));
+  EXPECT_TRUE(IsUtf8(message("w.bi\x9a")));
+  EXPECT_LT(message(std::string(100000, 'w')).size(), 1000u);
 }
 
 TEST_F(OnnxExternalDataTest, LimitsHold) {

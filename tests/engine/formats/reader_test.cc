@@ -65,7 +65,7 @@ TEST(ReaderTest, AFileAboveTheLimitIsRefusedBeforeItIsRead) {
 
 TEST(ReaderTest, NamesAreShownShortAndEscaped) {
   EXPECT_EQ(Quoted("fc1"), "'fc1'");
-  EXPECT_EQ(Quoted("a'b\n"), "'a\\'b\\n'");
+  EXPECT_EQ(Quoted("a'b\n\\\t"), "'a'b\\n\\\\\\x09'");
   EXPECT_EQ(Quoted("größe"), "'größe'");
   EXPECT_EQ(Quoted("\xff"), "'\\xff'");
   EXPECT_EQ(Shown(std::string(99, 'a') + "ä" + std::string(50, 'b')),
