@@ -24,8 +24,8 @@ def proto_root() -> pathlib.Path:
         if all((root / proto).is_file() for proto in PROTOS):
             return root
     raise FileNotFoundError(
-        f"{PROTOS[0]} is neither in {HERE} nor in {HERE.parent.parent}: build from a checkout of the "
-        "repository (pip 21.3 or newer builds in place) or from a source distribution"
+        f"{PROTOS[0]} is neither in {HERE} nor in {HERE.parent.parent}: build from a checkout of "
+        "the repository (pip 21.3 or newer builds in place) or from a source distribution"
     )
 
 
@@ -37,7 +37,9 @@ class BuildWithProtocol(build_py):
         from grpc_tools import protoc
 
         root = proto_root()
-        target = pathlib.Path(self.get_package_dir("espalier") if self.editable_mode else self.build_lib)
+        target = pathlib.Path(
+            self.get_package_dir("espalier") if self.editable_mode else self.build_lib
+        )
         target = target / DESCRIPTORS if self.editable_mode else target / "espalier" / DESCRIPTORS
         target.parent.mkdir(parents=True, exist_ok=True)
         arguments = ["protoc", f"-I{root}", "--include_imports", f"--descriptor_set_out={target}"]

@@ -7,7 +7,8 @@ written once, here.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, Generic, Mapping, Optional, Sequence, TypeVar, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Generic, Optional, TypeVar, Union
 
 import grpc
 import numpy as np
@@ -174,20 +175,22 @@ def _read_infer(response: Any) -> InferResult:
     if len(raws) != len(response.outputs):
         raise InferenceError(
             grpc.StatusCode.INTERNAL,
-            f"the server answered with {len(response.outputs)} outputs and {len(raws)} raw contents",
+            f"the answer has {len(response.outputs)} outputs and {len(raws)} raw contents",
         )
     outputs = {}
     for tensor, raw in zip(response.outputs, raws):
         try:
             outputs[tensor.name] = _tensors.decode(tensor.datatype, tensor.shape, raw)
         except ValueError as error:
-            message = f"the server answered with a bad output {tensor.name!r}: {error}"
+            message = f"the answer has a bad output {tensor.name!r}: {error}"
             raise InferenceError(grpc.StatusCode.INTERNAL, message) from error
     parameters = {
         key: getattr(value, value.WhichOneof("parameter_choice") or "bool_param")
         for key, value in response.parameters.items()
     }
-    return InferResult(response.model_name, response.model_version, response.id, outputs, parameters)
+    return InferResult(
+        response.model_name, response.model_version, response.id, outputs, parameters
+    )
 
 
 def model_infer(
@@ -214,7 +217,9 @@ def only_input(metadata: ModelMetadata) -> str:
     """Returns the name of the model's input; ValueError if there are several to choose from."""
     if len(metadata.inputs) != 1:
         names = [tensor.name for tensor in metadata.inputs]
-        raise ValueError(f"model {metadata.name!r} has inputs {names}; pass a dict of arrays by name")
+        raise ValueError(
+            f"model {metadata.name!r} has inputs {names}; pass a dict of arrays by name"
+        )
     return metadata.inputs[0].name
 
 
@@ -225,7 +230,9 @@ CHANNEL_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_mess
 def check_url(url: str) -> str:
     """Returns `url`; ValueError if it can be no gRPC target."""
     if not url or url.startswith(("http://", "https://")):
-        raise ValueError(f"{url!r} is no gRPC target; give host:port without a scheme, e.g. localhost:8001")
+        raise ValueError(
+            f"{url!r} is no gRPC target; give host:port without a scheme, e.g. localhost:8001"
+        )
     return url
 
 

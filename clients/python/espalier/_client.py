@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Optional, Sequence, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Optional, TypeVar
 
 import grpc
 
@@ -127,10 +128,12 @@ class Client:
         return self._send(_calls.model_config(model, version), timeout)
 
     def statistics(self, model: str = "", version: str = "", *, timeout: Timeout = None) -> Any:
-        """Counts and durations, a list of `inference.ModelStatistics`; of all models without a name."""
+        """Counts and durations, `inference.ModelStatistics` a model; of all without a name."""
         return self._send(_calls.model_statistics(model, version), timeout)
 
-    def models(self, *, ready_only: bool = False, timeout: Timeout = None) -> list[_calls.ModelStatus]:
+    def models(
+        self, *, ready_only: bool = False, timeout: Timeout = None
+    ) -> list[_calls.ModelStatus]:
         """The models of the repository with their states."""
         return self._send(_calls.repository_index(ready_only), timeout)
 

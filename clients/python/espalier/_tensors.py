@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -62,7 +63,9 @@ def _encode_element(element: Any) -> bytes:
     if isinstance(element, str):
         element = element.encode()
     if not isinstance(element, bytes):
-        raise TypeError(f"elements of a BYTES tensor are bytes or str, got {type(element).__name__}")
+        raise TypeError(
+            f"elements of a BYTES tensor are bytes or str, got {type(element).__name__}"
+        )
     return len(element).to_bytes(_LENGTH.itemsize, "little") + element
 
 
@@ -77,7 +80,10 @@ def encode(value: Any) -> tuple[str, list[int], bytes]:
     if dtype is None:
         raise ValueError(f"{datatype!r} is no datatype; expected one of {[*_DTYPES, 'BYTES']}")
     if array.dtype.itemsize != dtype.itemsize:
-        raise TypeError(f"{datatype} has {dtype.itemsize} bytes an element, {array.dtype} has {array.dtype.itemsize}")
+        raise TypeError(
+            f"{datatype} has {dtype.itemsize} bytes an element, "
+            f"{array.dtype} has {array.dtype.itemsize}"
+        )
     return datatype, shape, array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 

@@ -37,7 +37,7 @@ def _load_pool() -> descriptor_pool.DescriptorPool:
 _POOL = _load_pool()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def message_class(message: str) -> type[Message]:
     """Returns the class of a message of the protocol, e.g. "ModelInferRequest"."""
     descriptor = _POOL.FindMessageTypeByName(f"{PACKAGE}.{message}")

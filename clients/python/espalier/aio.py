@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Optional, Sequence, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Optional, TypeVar
 
 import grpc
 import grpc.aio
@@ -88,7 +89,9 @@ class Client:
         """Whether the server takes requests."""
         return await self._send(_calls.server_ready(), timeout)
 
-    async def is_model_ready(self, model: str, version: str = "", *, timeout: Timeout = None) -> bool:
+    async def is_model_ready(
+        self, model: str, version: str = "", *, timeout: Timeout = None
+    ) -> bool:
         """Whether the model takes requests; False for one that the server does not know."""
         return await self._send(_calls.model_ready(model, version), timeout)
 
@@ -106,11 +109,15 @@ class Client:
         """The model's configuration, an `inference.ModelConfig` message."""
         return await self._send(_calls.model_config(model, version), timeout)
 
-    async def statistics(self, model: str = "", version: str = "", *, timeout: Timeout = None) -> Any:
-        """Counts and durations, a list of `inference.ModelStatistics`; of all models without a name."""
+    async def statistics(
+        self, model: str = "", version: str = "", *, timeout: Timeout = None
+    ) -> Any:
+        """Counts and durations, `inference.ModelStatistics` a model; of all without a name."""
         return await self._send(_calls.model_statistics(model, version), timeout)
 
-    async def models(self, *, ready_only: bool = False, timeout: Timeout = None) -> list[_calls.ModelStatus]:
+    async def models(
+        self, *, ready_only: bool = False, timeout: Timeout = None
+    ) -> list[_calls.ModelStatus]:
         """The models of the repository with their states."""
         return await self._send(_calls.repository_index(ready_only), timeout)
 

@@ -1,0 +1,265 @@
+"""Start, plan cache, locks, drain."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import stat
+import threading
+import time
+
+import espalier
+import grpc
+import harness
+import numpy as np
+import pytest
+
+NAME = "mnist_diagonal16"
+# Sanity bounds; the numbers themselves are measured by the benches.
+FIRST_START_SECONDS = 5.0
+CACHED_START_SECONDS = 1.0
+
+
+def wait_for_exit(process, seconds: float = 30) -> int:
+    return process.wait(seconds)
+
+
+def test_start_is_quick_and_quicker_from_the_plan_cache(tmp_path):
+    with harness.Espalierd(harness.MODELS, state_dir=tmp_path / "state") as server:
+        first = server.seconds_to_ready
+    with harness.Espalierd(harness.MODELS, state_dir=tmp_path / "state") as server:
+        cached = server.seconds_to_ready
+        with espalier.Client(server.url) as client:
+            for name in harness.SHIPPED:
+                assert client.model_config(name).parameters["plan_source"].string_value == "cache"
+    print(f"ready after {first:.2f} s, from the cache after {cached:.2f} s")
+    if not harness.SANITIZED:
+        assert first <= FIRST_START_SECONDS
+        assert cached <= CACHED_START_SECONDS
+
+
+@pytest.mark.parametrize("damage", ["garbage", "truncated", "newer", "empty"])
+def test_a_damaged_plan_cache_is_ignored_with_one_line(tmp_path, repository, digits, damage):
+    state, models = tmp_path / "state", repository(m={"1": harness.model_path(NAME).read_bytes()})
+    with harness.Espalierd(models, state_dir=state):
+        pass
+    plans = sorted(path for path in (state / "plans").rglob("*") if path.is_file())
+    assert plans
+    content = plans[0].read_bytes()
+    spoiled = {
+        "garbage": bytes(range(256)) * 8,
+        "truncated": content[: len(content) // 2],
+        "newer": content.replace(b"1", b"999", 1),
+        "empty": b"",
+    }[damage]
+    assert spoiled != content
+    plans[0].write_bytes(spoiled)
+    with harness.Espalierd(models, state_dir=state) as server:
+        with espalier.Client(server.url) as client:
+            assert client.model_config("m").parameters["plan_source"].string_value != "cache"
+            assert client.infer("m", digits.images[:4]).output.shape == (4, 10)
+        lines = [line for line in server.log().splitlines() if plans[0].name in line]
+        assert len(lines) == 1, server.log()
+    with harness.Espalierd(models, state_dir=state) as server:
+        with espalier.Client(server.url) as client:
+            assert client.model_config("m").parameters["plan_source"].string_value == "cache", (
+                "rebuilt"
+            )
+
+
+def test_a_second_server_on_the_same_state_dir_is_refused(tmp_path):
+    with harness.Espalierd(harness.MODELS, state_dir=tmp_path) as first:
+        second = harness.Espalierd(harness.MODELS, state_dir=tmp_path)
+        assert wait_for_exit(second.spawn()) == 1
+        assert str(first.process.pid) in second.log() and str(tmp_path) in second.log()
+        assert not second.ready_file.exists()
+
+
+def test_the_state_dir_is_free_again_after_a_kill(tmp_path):
+    with harness.Espalierd(harness.MODELS, state_dir=tmp_path) as first:
+        first.process.kill()
+        first.process.wait()
+    with harness.Espalierd(harness.MODELS, state_dir=tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("flag", ["address", "metrics_address"])
+def test_a_port_in_use_is_said(flag):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        server = harness.Espalierd(harness.MODELS, f"--{flag}=127.0.0.1:{port}")
+        assert wait_for_exit(server.spawn()) == 1
+        assert str(port) in server.log()
+
+
+def test_a_repository_that_does_not_exist_is_said(tmp_path):
+    server = harness.Espalierd(tmp_path / "nowhere")
+    assert wait_for_exit(server.spawn()) == 1
+    assert str(tmp_path / "nowhere") in server.log()
+
+
+def test_wrong_flags_exit_with_two():
+    for flag in ("--threads=-1", "--log_format=xml", "--max_message_bytes=0", "--log_level=loud"):
+        server = harness.Espalierd(harness.MODELS, flag)
+        assert wait_for_exit(server.spawn()) == 2, flag
+        assert flag.split("=")[0].strip("-") in server.log()
+
+
+def test_a_read_only_repository_serves(repository):
+    models = repository(m={"1": harness.model_path(NAME).read_bytes()})
+    for path in [*models.rglob("*"), models]:
+        path.chmod(stat.S_IRUSR | (stat.S_IXUSR if path.is_dir() else 0))
+    try:
+        with harness.Espalierd(models) as server, espalier.Client(server.url) as client:
+            assert client.is_model_ready("m")
+    finally:
+        for path in [models, *sorted(models.rglob("*"))]:
+            path.chmod(0o700)
+
+
+def ask_in_background(client: espalier.Client, count: int) -> tuple[list[threading.Thread], list]:
+    """Sends `count` slow requests at once; returns their threads and what becomes of them."""
+    outcomes: list = []
+
+    def ask() -> None:
+        try:
+            outcomes.append(client.infer("slow", {"x": harness.SLOW_INPUT}).output.shape)
+        except espalier.InferenceError as error:
+            outcomes.append(error.code)
+
+    threads = [threading.Thread(target=ask) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads, outcomes
+
+
+def wait_until_executing(client: espalier.Client) -> None:
+    """Returns when the server has begun with a request."""
+    deadline = time.monotonic() + 10
+    while client.statistics("slow")[0].execution_count == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_idle_server_stops_at_once_with_zero():
+    with harness.Espalierd(harness.MODELS, "--drain_timeout=100ms") as server:
+        with espalier.Client(server.url) as client:
+            assert client.is_live()
+            started = time.monotonic()
+            server.process.send_signal(signal.SIGTERM)
+            assert wait_for_exit(server.process) == 0, server.log()
+    assert time.monotonic() - started < 1.0 or harness.SANITIZED
+
+
+def test_sigterm_finishes_what_is_in_flight(repository):
+    with harness.Espalierd(repository(slow={"1": harness.slow_model()})) as server:
+        with espalier.Client(server.url) as client:
+            threads, outcomes = ask_in_background(client, 4)
+            wait_until_executing(client)
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+            with pytest.raises(espalier.InferenceError) as error:
+                client.infer("slow", {"x": harness.SLOW_INPUT[:1]})
+            assert error.value.code == grpc.StatusCode.UNAVAILABLE, "nothing new is taken"
+            for thread in threads:
+                thread.join(60)
+            assert outcomes == [(256, 1024)] * 4, "what was taken before is answered"
+            assert wait_for_exit(server.process) == 0, server.log()
+
+
+def test_a_drain_that_takes_too_long_cuts_off_and_exits_with_three(repository):
+    models = repository(slow={"1": harness.slow_model()})
+    with (
+        harness.Espalierd(models, "--drain_timeout=10ms") as server,
+        espalier.Client(server.url) as client,
+    ):
+        threads, outcomes = ask_in_background(client, 12)
+        wait_until_executing(client)
+        started = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert wait_for_exit(server.process) == 3, server.log()
+        assert time.monotonic() - started < 5 or harness.SANITIZED
+        for thread in threads:
+            thread.join(60)
+    assert len(outcomes) == 12
+    assert {outcome for outcome in outcomes if outcome != (256, 1024)} <= {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+    }
+    assert outcomes.count((256, 1024)) < 12
+
+
+def test_a_second_signal_stops_at_once(repository):
+    with harness.Espalierd(repository(slow={"1": harness.slow_model()})) as server:
+        with espalier.Client(server.url) as client:
+            threads, outcomes = ask_in_background(client, 12)
+            wait_until_executing(client)
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+            server.process.send_signal(signal.SIGTERM)
+            assert wait_for_exit(server.process, 5) == 130
+            for thread in threads:
+                thread.join(60)
+    assert len(outcomes) == 12
+
+
+def test_ready_file_appears_only_when_ready(tmp_path):
+    with harness.Espalierd(harness.MODELS) as server:
+        ports = json.loads(server.ready_file.read_text())
+        assert set(ports) == {"grpc_port", "metrics_port"} and all(
+            port > 0 for port in ports.values()
+        )
+        with espalier.Client(server.url) as client:
+            assert client.is_ready()
+
+
+def test_a_loading_model_does_not_hold_up_a_ready_one(repository, digits):
+    """Large models load beside; what is loaded answers meanwhile."""
+    rng = np.random.default_rng(0)
+    large = harness.perceptron(
+        [3000] * 3, lambda out, size: rng.random((out, size)) * (rng.random((out, size)) < 0.1)
+    )
+    models = repository(
+        a_small={"1": harness.model_path(NAME).read_bytes()},
+        **{f"large_{i}": {"1": large} for i in range(4)},
+    )
+    server = harness.Espalierd(models, "--loader_threads=4")
+    port = free_port()
+    server.command.append(f"--address=127.0.0.1:{port}")
+    server.spawn()
+    try:
+        latencies = []
+        with espalier.Client(f"127.0.0.1:{port}", timeout=60) as client:
+            deadline = time.monotonic() + 60
+            while not answers(client) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            while not server.ready_file.exists():
+                started = time.monotonic()
+                assert client.infer("a_small", {"input": digits.images[:1]}).output.shape == (1, 10)
+                latencies.append(time.monotonic() - started)
+                assert client.is_live()
+                assert server.process.poll() is None
+        print(
+            f"{len(latencies)} answers while loading, slowest {max(latencies, default=0) * 1e3:.1f} ms"
+        )
+        assert latencies, "the small model was ready before the large ones"
+        assert max(latencies) < 2.0
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def answers(client: espalier.Client) -> bool:
+    try:
+        return client.is_model_ready("a_small", timeout=5)
+    except espalier.InferenceError:
+        return False
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
