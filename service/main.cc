@@ -145,6 +145,7 @@ int Main(int argc, char** argv) {
   usage.contains_helpshort_flags = usage.contains_help_flags = [](absl::string_view file) {
     return absl::StrContains(file, "service/main.cc");
   };
+  usage.normalize_filename = [](absl::string_view) { return "espalierd"; };  // not where it was built
   usage.version_string = [] { return absl::StrCat("espalierd ", ESPALIER_VERSION, "\n"); };
   absl::SetFlagsUsageConfig(usage);
   const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);

@@ -1,6 +1,5 @@
 #include "service/server.h"
 
-#include <grpc/grpc.h>
 #include <grpc/support/log.h>
 
 #include <cstdio>
@@ -166,22 +165,22 @@ bool Server::Drain(absl::Duration timeout) {
   state_->draining = true;
   grpc_->GetHealthCheckService()->Shutdown();
   const absl::Time deadline = absl::Now() + timeout;
-  // Tells connected clients to go elsewhere, refuses new ones, and waits for what is in flight. That includes streams that
-  // end only when their client wants (Watch of the health service): when the last inference is answered, those are cut.
-  std::thread shutdown([&] { grpc_->Shutdown(absl::ToChronoTime(deadline)); });
+  // New requests are refused by their handlers while those in flight finish. Shutting gRPC down at once would do the same
+  // less well: what arrives on an open connection then is answered CANCELLED, which no client retries.
   while (state_->telemetry.in_flight.requests() > 0 && absl::Now() < deadline) absl::SleepFor(kDrainPoll);
   const int64_t left = state_->telemetry.in_flight.requests();
-  absl::SleepFor(kDrainPoll);  // for answers that are not inferences
-  grpc_server_cancel_all_calls(grpc_->c_server());
+  // What is still open now are streams that end only when their client wants (Watch of the health service), and what was
+  // not done in time.
+  std::thread shutdown([&] { grpc_->Shutdown(absl::ToChronoTime(absl::Now() + kDrainPoll)); });
   shutdown.join();
   grpc_->Wait();
-  exposer_.reset();
   if (left > 0) runtime::LogEvent(spdlog::level::warn, "requests cut off", {{"requests", left}});
   return left == 0;
 }
 
 Server::~Server() {
-  if (grpc_ != nullptr && !state_->draining) Drain(absl::ZeroDuration());
+  // Long enough for answers that are on their way.
+  if (grpc_ != nullptr && !state_->draining) Drain(absl::Milliseconds(100));
   exposer_.reset();
   grpc_.reset();
   models_.reset();  // before state_, which its callback uses

@@ -57,7 +57,7 @@ class Server {
   runtime::ModelManager& models() { return *models_; }
 
   // Takes nothing new (UNAVAILABLE), lets what is in flight finish, then closes all connections. False when something was
-  // still running after `timeout`; it has been cancelled then.
+  // still running after `timeout`; it has been cancelled then. Metrics stay up until the server is destroyed.
   bool Drain(absl::Duration timeout);
 
  private:

@@ -1,0 +1,231 @@
+#include "engine/runtime/served_version.h"
+
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/engine/runtime/fake_model.h"
+#include "tests/engine/runtime/test_request.h"
+
+namespace espalier::runtime {
+namespace {
+
+using espalier::testing::Eventually;
+using espalier::testing::FakeControl;
+using espalier::testing::FakeModel;
+using espalier::testing::FakeModelOptions;
+using espalier::testing::TestRequest;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class ServedVersionTest : public ::testing::Test {
+ protected:
+  VersionHandle Serve(inference::ModelConfig config = {}, FakeModelOptions model = {}) {
+    control_ = model.control;
+    config.set_max_batch_size(static_cast<int>(model.max_batch_size));
+    auto version = ServedVersion::Create({.name = "m",
+                                          .version = 3,
+                                          .config = std::move(config),
+                                          .model = std::make_unique<FakeModel>(std::move(model)),
+                                          .latency = latency_});
+    EXPECT_TRUE(version.ok()) << version.status();
+    return VersionHandle(std::move(*version));
+  }
+
+  std::shared_ptr<FakeControl> control_;
+  std::shared_ptr<ModelLatency> latency_ = std::make_shared<ModelLatency>();
+};
+
+inference::ModelConfig WithQueue(uint32_t max_queue_size, uint64_t timeout_micros = 0, bool override_allowed = false) {
+  inference::ModelConfig config;
+  auto* policy = config.mutable_dynamic_batching()->mutable_default_queue_policy();
+  policy->set_max_queue_size(max_queue_size);
+  policy->set_default_timeout_microseconds(timeout_micros);
+  policy->set_allow_timeout_override(override_allowed);
+  return config;
+}
+
+TEST_F(ServedVersionTest, ARequestIsAnsweredWithItsOutputsAndReleasesItsPin) {
+  VersionHandle version = Serve();
+  TestRequest request(2, 1);
+  request.Submit(version);
+  ASSERT_TRUE(request.status().ok()) << request.status();
+  EXPECT_THAT(request.Floats(), ElementsAre(2, 4, 6, 8, 10, 12, 14, 16));
+  EXPECT_EQ(request.version, nullptr);
+  EXPECT_EQ(version.use_count(), 1);
+}
+
+TEST_F(ServedVersionTest, InstancesRunRequestsSideBySide) {
+  inference::ModelConfig config;
+  config.add_instance_group()->set_count(2);
+  config.add_instance_group()->set_kind(inference::ModelInstanceGroup::KIND_CPU);
+  VersionHandle version = Serve(config);
+  EXPECT_EQ(version->instances(), 3);
+  control_->run_gate.Close();
+  std::list<TestRequest> requests;
+  for (int i = 0; i < 3; ++i) requests.emplace_back(1, static_cast<float>(i)).Submit(version);
+  control_->run_gate.AwaitWaiting(3);
+  control_->run_gate.Open();
+  for (TestRequest& request : requests) EXPECT_TRUE(request.status().ok());
+}
+
+TEST_F(ServedVersionTest, AGpuInstanceIsRefusedWithAdvice) {
+  inference::ModelConfig config;
+  config.add_instance_group()->set_kind(inference::ModelInstanceGroup::KIND_GPU);
+  config.set_max_batch_size(8);
+  auto version = ServedVersion::Create(
+      {.name = "m", .config = config, .model = std::make_unique<FakeModel>(FakeModelOptions()), .latency = latency_});
+  EXPECT_THAT(std::string(version.status().message()), HasSubstr("KIND_GPU is not available"));
+}
+
+TEST_F(ServedVersionTest, AFullQueueRefusesAtOnceAndExactlyWhatIsTooMuch) {
+  VersionHandle version = Serve(WithQueue(4));
+  control_->run_gate.Close();
+  TestRequest running(1);
+  running.Submit(version);
+  control_->run_gate.AwaitWaiting(1);
+  std::list<TestRequest> requests(20);
+  std::vector<std::thread> clients;
+  for (TestRequest& request : requests) {
+    request.AddInput("x", "FP32", {1, 4}, std::string(16, '\0'));
+    clients.emplace_back([&] { request.Submit(version); });
+  }
+  for (std::thread& client : clients) client.join();
+  int refused = 0;
+  for (TestRequest& request : requests) refused += request.answered();
+  EXPECT_EQ(refused, 16);
+  EXPECT_EQ(version->pending(), 4);
+  control_->run_gate.Open();
+  for (TestRequest& request : requests) {
+    if (request.status().ok()) continue;
+    EXPECT_EQ(request.status().code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(std::string(request.status().message()), HasSubstr("Exceeds maximum queue size"));
+  }
+  EXPECT_TRUE(running.status().ok());
+  EXPECT_EQ(control_->runs, 5);
+  EXPECT_EQ(version->statistics().by_code[static_cast<int>(absl::StatusCode::kUnavailable)], 16u);
+}
+
+TEST_F(ServedVersionTest, ACancelledRequestIsNeverExecuted) {
+  VersionHandle version = Serve();
+  control_->run_gate.Close();
+  TestRequest running(1), waiting(1);
+  running.Submit(version);
+  control_->run_gate.AwaitWaiting(1);
+  waiting.Submit(version);
+  waiting.Cancel();
+  control_->run_gate.Open();
+  EXPECT_EQ(waiting.status().code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(running.status().ok());
+  EXPECT_EQ(control_->runs, 1);
+  EXPECT_EQ(version->statistics().inferences, 1u);
+}
+
+TEST_F(ServedVersionTest, ARequestPastItsDeadlineIsNeverExecuted) {
+  VersionHandle version = Serve();
+  control_->run_gate.Close();
+  TestRequest running(1), waiting(1);
+  running.Submit(version);
+  control_->run_gate.AwaitWaiting(1);
+  waiting.deadline_nanos = NowNanos() + 1'000'000;
+  waiting.Submit(version);
+  absl::SleepFor(absl::Milliseconds(2));
+  control_->run_gate.Open();
+  EXPECT_EQ(waiting.status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(running.status().ok());
+  EXPECT_EQ(control_->runs, 1);
+}
+
+TEST_F(ServedVersionTest, AQueueTimeoutAnswersUnavailable) {
+  // {default, override allowed, asked for} → expired after 80 ms? (The first request must not be, however
+  // slowly its thread starts.)
+  struct Case {
+    uint64_t default_micros;
+    bool allowed;
+    int64_t asked_micros;
+    bool expires;
+  };
+  for (const Case& c : {Case{50'000, false, 0, true}, Case{0, true, 50'000, true}, Case{0, false, 50'000, false},
+                        Case{60'000'000, true, 50'000, true}, Case{50'000, true, 60'000'000, true}, Case{0, true, 0, false}}) {
+    VersionHandle version = Serve(WithQueue(0, c.default_micros, c.allowed));
+    control_->run_gate.Close();
+    TestRequest running(1), waiting(1);
+    running.Submit(version);
+    control_->run_gate.AwaitWaiting(1);
+    waiting.timeout_micros = c.asked_micros;
+    waiting.Submit(version);
+    absl::SleepFor(absl::Milliseconds(80));
+    control_->run_gate.Open();
+    EXPECT_EQ(waiting.status().code(), c.expires ? absl::StatusCode::kUnavailable : absl::StatusCode::kOk)
+        << c.default_micros << " " << c.allowed << " " << c.asked_micros;
+    if (c.expires) {
+      EXPECT_THAT(std::string(waiting.status().message()), HasSubstr("Request timeout expired"));
+    }
+  }
+}
+
+TEST_F(ServedVersionTest, AFailingRunFailsItsRequestOnly) {
+  VersionHandle version = Serve();
+  control_->run_status = absl::InternalError("kernel 'x' failed");
+  TestRequest bad(1);
+  bad.Submit(version);
+  EXPECT_EQ(bad.status().code(), absl::StatusCode::kInternal);
+  control_->run_status = absl::OkStatus();
+  TestRequest good(1);
+  good.Submit(version);
+  EXPECT_TRUE(good.status().ok());
+  EXPECT_EQ(version->statistics().failure.count, 1u);
+  EXPECT_EQ(version->statistics().success.count, 1u);
+}
+
+TEST_F(ServedVersionTest, StatisticsCountItemsExecutionsAndPhases) {
+  FakeModelOptions model;
+  model.control->run_delay = absl::Milliseconds(2);
+  VersionHandle version = Serve({}, model);
+  for (int64_t batch : {1, 3, 3}) {
+    TestRequest request(batch);
+    request.Submit(version);
+    ASSERT_TRUE(request.status().ok());
+  }
+  TestRequest faulty(9);
+  faulty.Submit(version);
+  EXPECT_EQ(faulty.status().code(), absl::StatusCode::kInvalidArgument);
+  const VersionStatistics& statistics = version->statistics();
+  EXPECT_EQ(statistics.inferences, 7u);
+  EXPECT_EQ(statistics.executions, 3u);
+  EXPECT_EQ(statistics.by_batch_size()[3].count, 2u);
+  EXPECT_EQ(statistics.by_batch_size()[1].count, 1u);
+  EXPECT_EQ(statistics.by_code[0], 3u);
+  EXPECT_EQ(statistics.by_code[static_cast<int>(absl::StatusCode::kInvalidArgument)], 1u);
+  EXPECT_GE(statistics.phases[static_cast<int>(Phase::kComputeInfer)].nanos, 6'000'000u);
+  uint64_t phases = 0;
+  for (const DurationCounter& phase : statistics.phases) {
+    EXPECT_EQ(phase.count, 3u);
+    phases += phase.nanos;
+  }
+  EXPECT_LE(phases, statistics.success.nanos);
+  EXPECT_EQ(latency_->request.Read().count, 4u);
+  EXPECT_EQ(latency_->phases[0].Read().count, 3u);
+}
+
+TEST_F(ServedVersionTest, EveryOfManySimultaneousRequestsIsAnsweredOnceWithItsOwnResult) {
+  inference::ModelConfig config;
+  config.add_instance_group()->set_count(3);
+  VersionHandle version = Serve(config);
+  std::vector<std::thread> clients;
+  for (int c = 0; c < 8; ++c) {
+    clients.emplace_back([&, c] {
+      for (int i = 0; i < 200; ++i) {
+        TestRequest request(1 + i % 8, static_cast<float>(1000 * c + i));
+        request.Submit(version);
+        ASSERT_TRUE(request.status().ok());
+        ASSERT_EQ(request.Floats()[3], 2 * static_cast<float>(1000 * c + i + 3));
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  EXPECT_EQ(version->statistics().success.count, 1600u);
+}
+
+}  // namespace
+}  // namespace espalier::runtime

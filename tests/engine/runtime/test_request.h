@@ -1,0 +1,72 @@
+// test_request.h — an InferRequest that a test waits for.
+#pragma once
+
+#include <cstring>
+#include <list>
+#include <string>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "engine/runtime/served_version.h"
+
+namespace espalier::testing {
+
+class TestRequest final : public runtime::InferRequest {
+ public:
+  TestRequest() = default;
+  // One FP32 input "x" of shape [batch, 4] counting up from `first`.
+  explicit TestRequest(int64_t batch, float first = 0) {
+    std::vector<float> values(static_cast<size_t>(batch) * 4);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = first + static_cast<float>(i);
+    AddInput("x", "FP32", {batch, 4}, std::string(reinterpret_cast<char*>(values.data()), values.size() * 4));
+  }
+
+  // Splits the bytes into pieces of `piece` bytes, so that nothing can rely on one slice.
+  void AddInput(std::string name, std::string datatype, Shape shape, std::string bytes, size_t piece = 7) {
+    memory_.push_back(std::move(bytes));
+    runtime::ByteSlices slices;
+    for (size_t at = 0; at < memory_.back().size(); at += piece) {
+      slices.push_back({reinterpret_cast<const std::byte*>(memory_.back().data()) + at,
+                        std::min(piece, memory_.back().size() - at)});
+    }
+    inputs.push_back({std::move(name), std::move(datatype), std::move(shape), std::move(slices)});
+  }
+
+  void Submit(const runtime::VersionHandle& handle) {
+    version = handle;
+    handle->Submit(this);
+  }
+
+  // Waits for the answer.
+  const absl::Status& status() {
+    answered_.WaitForNotification();
+    return status_;
+  }
+  bool answered() const { return answered_.HasBeenNotified(); }
+  std::vector<float> Floats(size_t output = 0) const {
+    std::vector<float> values(results_[output].size() / 4);
+    std::memcpy(values.data(), results_[output].data(), results_[output].size());
+    return values;
+  }
+
+  absl::Status AllocateOutputs() override {
+    results_.resize(outputs.size());
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      results_[i].resize(outputs[i].bytes);
+      outputs[i].data = reinterpret_cast<std::byte*>(results_[i].data());
+    }
+    return absl::OkStatus();
+  }
+  void Answer(absl::Status status) override {
+    status_ = std::move(status);
+    answered_.Notify();
+  }
+
+ private:
+  std::list<std::string> memory_;
+  std::vector<std::string> results_;
+  absl::Status status_;
+  absl::Notification answered_;
+};
+
+}  // namespace espalier::testing
