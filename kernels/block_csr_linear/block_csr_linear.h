@@ -1,0 +1,26 @@
+// block_csr_linear.h — y = act(x · Wᵀ + b) for a weight stored as blocks (block_csr, any block shape), on the CPU.
+//
+//   y[row] = Σ values[block, r, c] · x[col],  blocks of the block row in ascending order, c ascending, one FMA each
+//
+// Few tokens take rows as vector lanes: a column of a block times one broadcast x. Many tokens take
+// tokens as lanes (panel-inl.h): one broadcast weight times a row of the panel. Both add in the same
+// order, so that y is bit-identical whatever tokens and threads are. The tile of y stays in registers
+// across all blocks of a block row, and both read the weights as one stream.
+//
+// Packed   The values in the order they are used, nothing added but 64 bytes that loads may run into:
+//          [block row][strip of up to kStripRows rows][block][column][row of the strip].
+#pragma once
+
+#include "kernels/linear/linear.h"
+
+namespace espalier::kernels {
+
+struct BlockCsrLinearCpu {
+  static bool Supports(const LinearDesc& desc);
+  static size_t PackedBytes(const WeightView& weight);
+  static KernelStatus Pack(const WeightView& weight, void* packed);
+  static size_t ScratchBytes(const LinearDesc& desc, int threads);
+  static KernelStatus Run(const KernelContext& ctx, const LinearArgs& args);
+};
+
+}  // namespace espalier::kernels

@@ -1,0 +1,76 @@
+// strips.h — how block rows are cut into strips of rows, where each strip's weights lie, and how strips
+// are shared out among tasks. Used by packing and by the kernels of every instruction set.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/linear/linear.h"
+
+namespace espalier::kernels {
+
+// Two AVX-512 vectors of rows with few tokens; the values of a strip are what one pass streams.
+inline constexpr int64_t kStripRows = 32;
+
+// The weights of one strip: blocks of [block_cols][packed_rows] back to back.
+struct BlockStrip {
+  int64_t row;          // of W, the strip's first
+  int64_t rows;         // inside W; may be <= 0 in a block row that sticks out
+  int64_t packed_rows;  // stored
+  int64_t first;        // its first value in the packed weight
+  int64_t blocks;
+  const int32_t* cols;  // block columns
+};
+
+class BlockStrips {
+ public:
+  explicit BlockStrips(const WeightView& weight)
+      : w_(weight), strips_((weight.block_rows + kStripRows - 1) / kStripRows) {}
+
+  int64_t count() const { return w_.block_row_count() * strips_; }
+
+  BlockStrip At(int64_t index) const {
+    const int64_t block_row = index / strips_, top = index % strips_ * kStripRows;
+    BlockStrip strip;
+    strip.row = block_row * w_.block_rows + top;
+    strip.packed_rows = std::min(kStripRows, w_.block_rows - top);
+    strip.rows = std::min(strip.packed_rows, w_.out - strip.row);
+    strip.blocks = BlocksBefore(block_row + 1) - BlocksBefore(block_row);
+    strip.first = (BlocksBefore(block_row) * w_.block_rows + strip.blocks * top) * w_.block_cols;
+    strip.cols = w_.count == 0 ? nullptr : w_.col_idx + BlocksBefore(block_row);
+    return strip;
+  }
+
+  // Strips [Boundary(i, n), Boundary(i + 1, n)) are the i-th of n shares of about equal work.
+  int64_t Boundary(int64_t i, int64_t n) const {
+    const int64_t all = Work(count()) * i;
+    int64_t low = 0, high = count();
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (Work(middle) * n < all) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
+
+ private:
+  int64_t BlocksBefore(int64_t block_row) const {
+    return w_.count == 0 ? 0 : w_.row_ptr[block_row];
+  }
+  // Of the strips before `index`: a block of each is one unit, and writing y another.
+  int64_t Work(int64_t index) const {
+    const int64_t block_row = index / strips_, part = index % strips_;
+    int64_t blocks = BlocksBefore(block_row) * strips_;
+    if (part > 0) blocks += (BlocksBefore(block_row + 1) - BlocksBefore(block_row)) * part;
+    return blocks + index;
+  }
+
+  const WeightView& w_;
+  int64_t strips_;
+};
+
+}  // namespace espalier::kernels
