@@ -242,9 +242,7 @@ def test_a_loading_model_does_not_hold_up_a_ready_one(repository, digits):
                 latencies.append(time.monotonic() - started)
                 assert client.is_live()
                 assert server.process.poll() is None
-        print(
-            f"{len(latencies)} answers while loading, slowest {max(latencies, default=0) * 1e3:.1f} ms"
-        )
+        print(f"{len(latencies)} answers while loading, slowest {max(latencies, default=0):.3f} s")
         assert latencies, "the small model was ready before the large ones"
         assert max(latencies) < 2.0
     finally:

@@ -30,7 +30,7 @@ class Reference:
         excess = np.abs(got.astype(np.float64) - expected) / bound
         worst = np.unravel_index(np.argmax(excess), excess.shape)
         assert excess[worst] <= 1, (
-            f"worst at {worst}: expected {expected[worst]}, got {got[worst]}, tolerance {bound[worst]}"
+            f"worst at {worst}: expected {expected[worst]}, got {got[worst]} ± {bound[worst]}"
         )
 
 

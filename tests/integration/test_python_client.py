@@ -187,7 +187,7 @@ def test_asyncio_client(server, digits):
 @pytest.mark.parametrize("other", ["tritonclient.grpc", "kserve"])
 @pytest.mark.parametrize("ours_first", [True, False])
 def test_it_shares_a_process_with_other_clients(server, other, ours_first):
-    """Both are imported and both are used, in either order (tritonclient and kserve exclude each other)."""
+    """Both are imported and used, in either order (tritonclient and kserve exclude each other)."""
     order = ["espalier", other] if ours_first else [other, "espalier"]
     theirs = {
         "tritonclient.grpc": "tritonclient.grpc.InferenceServerClient(url).is_server_ready()",

@@ -299,7 +299,8 @@ def slow_server(tmp_path_factory):
     (folder / "1").mkdir(parents=True)
     (folder / "1/model.onnx").write_bytes(harness.slow_model())
     (folder / "config.pbtxt").write_text(
-        "dynamic_batching { default_queue_policy { max_queue_size: 3 allow_timeout_override: true } }"
+        "dynamic_batching { default_queue_policy {"
+        " max_queue_size: 3 allow_timeout_override: true } }"
     )
     with harness.Espalierd(folder.parent) as server, grpc.insecure_channel(server.url) as channel:
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
