@@ -11,6 +11,7 @@
 #include "engine/graph/lowering.h"
 #include "engine/graph/ops/cast.h"
 #include "engine/graph/ops/linear.h"
+#include "engine/graph/patterns.h"
 
 namespace espalier::graph {
 namespace {
@@ -203,6 +204,7 @@ class GraphLowerer {
 }  // namespace
 
 absl::StatusOr<Program> Lower(formats::ModelGraph graph, const LowerOptions& options) {
+  FusePatterns(graph);
   return GraphLowerer(graph, options).Run(/*outputs_declared=*/true);
 }
 

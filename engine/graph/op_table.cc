@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "engine/graph/lowering.h"
+#include "engine/graph/patterns.h"
 
 namespace espalier::graph {
 
@@ -33,6 +34,7 @@ constexpr OpEntry kOps[] = {
 
 absl::StatusOr<LowerFn> FindOp(const std::string& domain, const std::string& op_type,
                                int64_t opset) {
+  if (domain == kFusedDomain && op_type == "Gelu") return LowerGelu;
   std::string ranges;
   std::vector<std::string> supported;
   for (const OpEntry& entry : kOps) {

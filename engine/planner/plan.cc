@@ -81,7 +81,8 @@ std::string ToTable(const ModelPlan& plan) {
                             sparse::ToString(bucket.chosen.spec), bucket.chosen.variant,
                             Micros(bucket.chosen), bucket.dense_micros, bucket.speedup_over_dense(),
                             runner_up);
-      guessed = guessed || !bucket.chosen.measured || !bucket.runner_up.measured;
+      guessed = guessed || !bucket.chosen.measured ||
+                (!bucket.runner_up.variant.empty() && !bucket.runner_up.measured);
     }
   }
   absl::StrAppendFormat(&text, "\nweights: %s, dense: %s (%.1f %%)\n", Bytes(bytes),

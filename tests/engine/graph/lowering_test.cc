@@ -377,6 +377,83 @@ TEST(FuseTest, OnlyARowOfTheOutputWidthIsABias) {
   }
 }
 
+// x · ½ · (1 + f(x)) in the three ways to associate it.
+formats::ModelGraph SpelledGelu(const std::string& f, int association) {
+  formats::ModelGraph graph = MakeGraph({kBatch, 33});
+  graph.opset = 13;
+  const auto scalar = [&](const std::string& name, double value) {
+    graph.initializers.emplace(name, MakeTensor(DType::kFloat32, {}, {value}));
+  };
+  scalar("half", 0.5);
+  scalar("one", 1);
+  scalar("sqrt2", 1.4142135381698608);
+  scalar("three", 3);
+  scalar("cubic", 0.044715);
+  scalar("scale", 0.7978845608);
+  const auto add = [&](const std::string& op, std::vector<std::string> in, const std::string& out) {
+    graph.nodes.push_back(MakeNode(op, std::move(in), {out}));
+  };
+  if (f == "Erf") {
+    add("Div", {"x", "sqrt2"}, "argument");
+  } else {
+    if (association == 0) {
+      add("Pow", {"x", "three"}, "x3");
+    } else {
+      add("Mul", {"x", "x"}, "x2");
+      add("Mul", {"x2", "x"}, "x3");
+    }
+    add("Mul", {"cubic", "x3"}, "c");
+    add("Add", {"x", "c"}, "s");
+    add("Mul", {"s", "scale"}, "argument");
+  }
+  add(f, {"argument"}, "f");
+  add("Add", {"f", "one"}, "a");
+  if (association == 0) {
+    add("Mul", {"x", "a"}, "p");
+    add("Mul", {"p", "half"}, "y");
+  } else if (association == 1) {
+    add("Mul", {"half", "x"}, "p");
+    add("Mul", {"p", "a"}, "y");
+  } else {
+    add("Mul", {"a", "half"}, "p");
+    add("Mul", {"x", "p"}, "y");
+  }
+  return graph;
+}
+
+TEST(PatternTest, SpelledOutGelusBecomeOneStep) {
+  for (const char* f : {"Erf", "Tanh"}) {
+    for (int association = 0; association < 3; ++association) {
+      auto program = graph::Lower(SpelledGelu(f, association), {.max_batch_size = 4});
+      ASSERT_TRUE(program.ok()) << program.status();
+      EXPECT_EQ(program->steps.size(), 1u) << Listing(*program);
+      ExpectMatchesReference([=] { return SpelledGelu(f, association); });
+    }
+  }
+}
+
+TEST(PatternTest, WhatOnlyLooksLikeAGeluIsLeftAlone) {
+  formats::ModelGraph graph = SpelledGelu("Erf", 0);
+  graph.initializers.at("sqrt2").As<float>()[0] = 1.5f;
+  ExpectRefused(std::move(graph), 4, absl::StatusCode::kUnimplemented, "(Erf)");
+  graph = SpelledGelu("Tanh", 1);
+  graph.initializers.at("half").As<float>()[0] = 0.6f;
+  auto program = graph::Lower(std::move(graph), {.max_batch_size = 4});
+  ASSERT_TRUE(program.ok()) << program.status();
+  EXPECT_GT(program->steps.size(), 5u);
+}
+
+TEST(PatternTest, AMillionFactorsDoNotHang) {
+  formats::ModelGraph graph = MakeGraph({kBatch, 2});
+  std::string last = "x";
+  for (int i = 0; i < 60; ++i) {
+    const std::string name = i == 59 ? "y" : "v" + std::to_string(i);
+    graph.nodes.push_back(MakeNode("Mul", {last, last}, {name}));  // x^(2^60)
+    last = name;
+  }
+  EXPECT_TRUE(LowerStatus(std::move(graph), 4).ok());
+}
+
 TEST(WeightTest, OneInitializerUsedTwiceIsOneWeight) {
   formats::ModelGraph graph = MakeGraph({kBatch, 6});
   graph.initializers.emplace("w", Random({6, 6}));
