@@ -37,6 +37,7 @@ class DiagonalTiling {
 
   // More rows than columns: a diagonal meets only part of the rows.
   bool tall() const { return out_ > in_; }
+  bool square() const { return out_ == in_; }
   int64_t tiles() const { return (out_ + kDiagonalTileRows - 1) / kDiagonalTileRows; }
   int64_t TileRows(int64_t tile) const {
     return std::min(kDiagonalTileRows, out_ - tile * kDiagonalTileRows);
@@ -53,21 +54,18 @@ class DiagonalTiling {
   // The position t on its diagonal of the value at (row, col mod in).
   int64_t Position(int64_t row, int64_t col) const { return out_ >= in_ ? col % in_ : row; }
 
-  // Calls fn for each piece of the diagonal within rows [row, row + rows): one whole piece when
-  // !tall(), else up to two.
-  template <typename Fn>
-  void ForEachPiece(int64_t offset, int64_t row, int64_t rows, Fn&& fn) const {
+  // The part of a diagonal within rows [row, row + rows), none when its `rows` <= 0. Where !tall()
+  // piece 0 is the whole tile and there is no piece 1; else a tile may meet both ends of a diagonal.
+  DiagonalPiece Piece(int64_t offset, int64_t row, int64_t rows, int wrap) const {
     int64_t col = out_ >= in_ ? row - offset : row + offset;
     if (!tall()) {
       if (col < 0) col += in_;
       if (col >= in_) col -= in_;
-      fn(DiagonalPiece{0, rows, col});
-      return;
+      return {0, wrap == 0 ? rows : 0, col};
     }
-    for (int wrap = 0; wrap < 2; ++wrap, col += out_) {
-      const int64_t first = std::max<int64_t>(0, -col), end = std::min(rows, in_ - col);
-      if (first < end) fn(DiagonalPiece{first, end - first, col});
-    }
+    col += wrap * out_;
+    const int64_t first = std::max<int64_t>(0, -col);
+    return {first, std::min(rows, in_ - col) - first, col};
   }
 
  private:
@@ -75,22 +73,39 @@ class DiagonalTiling {
   int64_t in_;
 };
 
+// Values of a piece that covers part of a tile, with zeros for the rest and what loads run into.
+inline constexpr int64_t kDiagonalFilledRows = kDiagonalTileRows + 16;
+
 // The parts of a run's scratch: x with its surroundings, then what each task needs for one tile.
 struct DiagonalScratch {
   DiagonalScratch(const LinearDesc& desc, int threads) : tasks(std::max(1, threads)) {
-    const int64_t pieces = (desc.out > desc.in ? 2 : 1) * desc.count;
+    const bool tall = desc.out > desc.in;
+    const int64_t pieces = (tall ? 2 : 1) * desc.count;
     extended_bytes = RoundUp(RoundUp(desc.tokens, 16) * DiagonalExtendedCols(desc.in) * 4, 64);
-    entries_bytes = RoundUp(pieces * 16, 64);
-    const int64_t filled =
-        desc.out > desc.in ? pieces * (kDiagonalTileRows + 16) * SizeOf(desc.weight_dtype) : 0;
-    task_bytes = entries_bytes + RoundUp(filled, 64);
+    cols_bytes = RoundUp(pieces * 4, 64);
+    pointers_bytes = tall ? RoundUp(pieces * 8, 64) : 0;
+    const int64_t value_bytes = static_cast<int64_t>(SizeOf(desc.weight_dtype));
+    filled_bytes = tall ? RoundUp(pieces * kDiagonalFilledRows * value_bytes, 64) : 0;
+    task_bytes = cols_bytes + pointers_bytes + filled_bytes;
   }
   size_t total_bytes() const { return extended_bytes + tasks * task_bytes; }
 
   int64_t tasks;
-  int64_t extended_bytes;
-  int64_t entries_bytes;
-  int64_t task_bytes;
+  int64_t extended_bytes, cols_bytes, pointers_bytes, filled_bytes, task_bytes;
+};
+
+template <typename W>
+struct DiagonalTaskScratch {
+  DiagonalTaskScratch(const DiagonalScratch& sizes, void* scratch, int64_t task) {
+    std::byte* at =
+        static_cast<std::byte*>(scratch) + sizes.extended_bytes + task * sizes.task_bytes;
+    cols = reinterpret_cast<int32_t*>(at);
+    pointers = reinterpret_cast<const W**>(at + sizes.cols_bytes);
+    filled = reinterpret_cast<W*>(at + sizes.cols_bytes + sizes.pointers_bytes);
+  }
+  int32_t* cols;
+  const W** pointers;
+  W* filled;
 };
 
 }  // namespace espalier::kernels

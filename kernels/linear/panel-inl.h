@@ -70,12 +70,14 @@ HWY_INLINE void FillPanel(const float* x, int64_t x_stride, int64_t tokens, int6
     std::fill(panel + c * width + tokens, panel + (c + 1) * width, 0.0f);
 }
 
-// y[token, row] = act(tile[row, token]) for a tile of `rows` rows (bias already in it); changes the
-// tile.
+// y[token, row] = act(tile[row, token]) for a tile of `rows` rows (bias already in it); changes the tile.
 HWY_INLINE void StoreTile(float* tile, int64_t width, int64_t rows, int64_t tokens,
                           Activation activation, float* y, int64_t y_stride) {
   if (activation != Activation::kNone) ActivateArray(activation, tile, tile, rows * width);
-  Transpose(tile, width, rows, tokens, y, y_stride);
+  // Four tokens at a time: lines of more rows of y would evict each other from L1, as above.
+  for (int64_t t = 0; t < tokens; t += 4) {
+    Transpose(tile + t, width, rows, std::min<int64_t>(4, tokens - t), y + t * y_stride, y_stride);
+  }
 }
 
 }  // namespace espalier::kernels::HWY_NAMESPACE

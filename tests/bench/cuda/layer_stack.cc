@@ -163,7 +163,7 @@ std::string PackedLayer::Verify(void* stream) const {
   // As in linear_gpu_check, with the mean number of terms of a row.
   const double terms = static_cast<double>(stack_->weight(layer_).stored) / static_cast<double>(out);
   const double summation = 1.13 * (8 * std::sqrt(terms) + 2) * 0x1p-24;
-  const double half_ulp = dtype == DType::kBFloat16 ? 0x1p-9 : 0x1p-11;
+  const double half_ulp = dtype == DType::kBFloat16 ? 0x1p-8 : 0x1p-11;
   for (int64_t i = 0; i < count; ++i) {
     const char* from = static_cast<const char*>(args.y) + sample[i] * static_cast<int64_t>(row.size());
     OrDie(module->copy(row.data(), from, row.size(), nullptr), "download");

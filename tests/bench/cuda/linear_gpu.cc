@@ -1,12 +1,14 @@
 // linear_gpu — sparse linear kernels against the best of cuBLASLt, on the GPU of this machine.
 //
-//   linear_gpu [--module libespalier_cuda.so] [--suite NAME] [--out FILE.json] [--commit HASH] [--seconds S]
+//   linear_gpu [--module libespalier_cuda.so] [--suite NAMES] [--variant SUBSTRING] [--out FILE.json] [--commit HASH]
+//              [--seconds S]
 //
 // Every row: the kernel's result is checked against the oracle in double, then captured in a graph of at least 20
 // launches beside cuBLASLt's best heuristic, and both are replayed in ABBA order; medians. `cold` walks over copies of
 // weights, inputs and outputs that together are several times the L2, `warm` stays on one. The floor beside a row is the
 // largest of useful arithmetic at 790 TFLOP/s, bytes at 4.3 TB/s (cold; 9 TB/s warm) and, for the kernels that re-read x
-// for every block, that traffic at 9 TB/s: rates measured on an H200. Suites: bars, skinny, vit, grid, network.
+// for every block, that traffic at 9 TB/s: rates measured on an H200. Suites: bars, skinny, vit,
+// grid, network, or one problem as LAYOUT/BLOCK/DENSITY/TOKENS/OUT/IN/ACTIVATION/STATE.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -35,7 +37,7 @@ constexpr size_t kColdBytes = size_t{256} << 20;
 constexpr int kLeastNodes = 20, kLeastSamples = 4;
 
 struct Options {
-  std::string module = "libespalier_cuda.so", suite = "bars", out, commit = "unknown", command;
+  std::string module = "libespalier_cuda.so", suite = "bars", variant, out, commit = "unknown", command;
   double seconds = 0.4;  // of replays a row
 };
 
@@ -51,8 +53,29 @@ LayerSpec Layer(Layout layout, int64_t out, int64_t in, int32_t block, double de
   return {{layout, DType::kBFloat16, out, in, block, block, density, even_rows, 11}, activation};
 }
 
+// "diagonal/64/0.1/12608/3072/768/gelu_tanh/cold"
+Case ParseCase(const std::string& text) {
+  std::stringstream stream(text);
+  std::vector<std::string> fields;
+  for (std::string field; std::getline(stream, field, '/');) fields.push_back(field);
+  if (fields.size() != 8) {
+    std::fprintf(stderr, "%s: expected LAYOUT/BLOCK/DENSITY/TOKENS/OUT/IN/ACTIVATION/STATE\n", text.c_str());
+    std::exit(2);
+  }
+  Layout layout = Layout::kBlockCsr;
+  for (Layout l : {Layout::kCsr, Layout::kDiagonal}) layout = fields[0] == NameOf(l) ? l : layout;
+  Activation activation = Activation::kNone;
+  for (Activation a : {Activation::kRelu, Activation::kGeluErf, Activation::kGeluTanh}) {
+    activation = fields[6] == NameOf(a) ? a : activation;
+  }
+  const LayerSpec layer = Layer(layout, std::stoll(fields[4]), std::stoll(fields[5]), std::stoi(fields[1]),
+                                std::stod(fields[2]), activation);
+  return {"case", {layer}, std::stoll(fields[3]), fields[7] == "cold"};
+}
+
 std::vector<Case> Suite(const std::string& name) {
   std::vector<Case> cases;
+  if (name.find('/') != std::string::npos) return {ParseCase(name)};
   constexpr int64_t kWide = 10240;
   if (name == "bars") {
     for (int32_t b : {128, 64, 32, 16}) {
@@ -158,7 +181,8 @@ std::vector<const LinearVariant*> Bench::Candidates(const LayerSpec& layer, int6
   std::vector<const LinearVariant*> found;
   const RandomWeightSpec& w = layer.weight;
   for (const LinearVariant& variant : kernels::cuda::CudaLinearVariants()) {
-    if (variant.layout == w.layout && kernels::cuda::RunsOn(variant, arch_) &&
+    if (variant.layout == w.layout && std::string(variant.name).find(options_.variant) != std::string::npos &&
+        kernels::cuda::RunsOn(variant, arch_) &&
         variant.supports({tokens, w.out, w.in, w.layout, w.dtype, w.dtype, w.block_rows, w.block_cols, 1})) {
       found.push_back(&variant);
     }
@@ -315,6 +339,7 @@ int main(int argc, char** argv) {
     const std::string flag = argv[i], value = argv[i + 1];
     if (flag == "--module") options.module = value;
     if (flag == "--suite") options.suite = value;
+    if (flag == "--variant") options.variant = value;
     if (flag == "--out") options.out = value;
     if (flag == "--commit") options.commit = value;
     if (flag == "--seconds") options.seconds = std::atof(value.c_str());
