@@ -44,8 +44,8 @@ class OnnxConstants {
   int64_t total_bytes_ = 0;            // of all constants so far
   int64_t expanded_bytes_ = 0;         // of sparse ones, dense
   int64_t expanded_stored_bytes_ = 0;  // of sparse ones, as stored
-  std::string
-      external_location_;  // of external_, the last file used: most models have one for all tensors
+  // The last external file: most models have one for all tensors.
+  std::string external_location_;
   std::optional<RegularFile> external_;
 };
 

@@ -3,8 +3,10 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <set>
+#include <thread>
 
 #include "engine/formats/names.h"
 #include "gmock/gmock.h"
@@ -61,6 +63,29 @@ TEST(ReaderTest, AFileAboveTheLimitIsRefusedBeforeItIsRead) {
   std::filesystem::resize_file(path, int64_t{3} << 30);
   ExpectRefused(ReadModel(path).status(), StatusCode::kResourceExhausted,
                 {"3221225472 bytes, the limit is 2147483648"});
+}
+
+TEST(ReaderTest, AFileThatIsTruncatedAndWrittenWhileItIsReadIsReadOrRefused) {
+  TemporaryFolder folder;
+  onnx::ModelProto model = SmallModel();
+  *model.mutable_graph()->add_initializer() = espalier::testing::MakeRaw<float>(
+      "large", onnx::TensorProto::FLOAT, {1 << 18}, std::vector<float>(1 << 18, 1.0f));
+  const std::string whole = model.SerializeAsString();
+  const std::string path = folder.Write("m", whole);
+  std::atomic<bool> done = false;
+  std::thread writer([&] {
+    while (!done) {
+      std::filesystem::resize_file(path, whole.size() / 2);
+      folder.Write("m", whole);
+    }
+  });
+  for (int i = 0; i < 100; ++i) {
+    const auto graph = ReadModel(path);
+    EXPECT_TRUE(graph.ok() || absl::IsInvalidArgument(graph.status())) << graph.status();
+  }
+  done = true;
+  writer.join();
+  EXPECT_TRUE(ReadModel(path).ok());
 }
 
 TEST(ReaderTest, NamesAreShownShortAndEscaped) {
