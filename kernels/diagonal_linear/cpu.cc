@@ -16,6 +16,8 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace espalier::kernels::HWY_NAMESPACE {
+namespace {  // families share namespaces, and equal names of templates would be merged silently
+
 namespace hn = hwy::HWY_NAMESPACE;
 
 using F32 = hn::ScalableTag<float>;
@@ -330,6 +332,7 @@ void RunDiagonal(const KernelContext& ctx, const LinearArgs& args) {
                  [&](auto type) HWY_ATTR { RunTyped<decltype(type)>(ctx, args); });
 }
 
+}  // namespace
 }  // namespace espalier::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
