@@ -107,6 +107,13 @@ class LayeringTest(unittest.TestCase):
             if relative.startswith("engine/") and path.suffix == ".h":
                 self.assertIsNone(re.search(r"^\s*#\s*if(n?def)?\b", path.read_text(encoding="utf-8"), re.M), relative)
 
+    def test_kernels_compiled_per_instruction_set_keep_their_names_to_themselves(self):
+        # Two families that define equal names in HWY_NAMESPACE are merged by the linker: one then runs the other's code.
+        for path in sources():
+            text = path.read_text(encoding="utf-8")
+            if path.suffix == ".cc" and "hwy/foreach_target.h" in text:
+                self.assertRegex(text, r"::HWY_NAMESPACE \{\s*namespace \{", path.relative_to(ROOT))
+
 
 if __name__ == "__main__":
     unittest.main(argv=sys.argv)
