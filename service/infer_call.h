@@ -1,9 +1,11 @@
-// infer_call.h — one ModelInfer from its message to its answer: the gRPC reactor and the runtime's request in one object.
+// infer_call.h — one ModelInfer from its message to its answer: the gRPC reactor and the runtime's
+// request in one object.
 //
-//   ModelInfer (callback thread) ──▶ decode ──▶ find version ──▶ Submit ┄┄▶ instance's thread: AllocateOutputs, Answer ──▶ OnDone
+//   callback thread   ModelInfer ──▶ decode ──▶ find version ──▶ Submit
+//   instance's thread                            AllocateOutputs ──▶ Answer ──▶ OnDone
 //
-// Nothing here waits. The message's slices are held until OnDone, because the runtime copies tensors straight from them;
-// the response is one slice, into which the runtime copies the outputs.
+// Nothing here waits. The message's slices are held until OnDone, because the runtime copies
+// tensors straight from them; the response is one slice, into which the runtime copies the outputs.
 #pragma once
 
 #include <string>
@@ -22,8 +24,8 @@ namespace espalier::service {
 class InferCall final : public grpc::ServerUnaryReactor, public runtime::InferRequest {
  public:
   // Deletes itself when gRPC is done with it. `message` and `response` live until then.
-  InferCall(ServiceState& state, grpc::CallbackServerContext& context, const grpc::ByteBuffer& message,
-            grpc::ByteBuffer& response);
+  InferCall(ServiceState& state, grpc::CallbackServerContext& context,
+            const grpc::ByteBuffer& message, grpc::ByteBuffer& response);
 
   // Answers at once when the request is faulty, else hands it to the model.
   void Begin();
@@ -50,8 +52,8 @@ class InferCall final : public grpc::ServerUnaryReactor, public runtime::InferRe
   grpc::ByteBuffer& response_;
   const int64_t message_bytes_;
   bool admitted_ = false;
-  std::vector<grpc::Slice> slices_;      // of the message
-  std::vector<std::string> typed_;       // raw form of typed contents
+  std::vector<grpc::Slice> slices_;  // of the message
+  std::vector<std::string> typed_;   // raw form of typed contents
   std::string id_;
   grpc::Slice response_slice_;
 };

@@ -8,24 +8,37 @@ namespace espalier::service {
 namespace {
 
 // Field numbers of proto/inference/grpc_service.proto.
-enum RequestField { kModelName = 1, kModelVersion = 2, kId = 3, kParameters = 4, kInputs = 5, kOutputs = 6, kRawInputs = 7 };
+enum RequestField {
+  kModelName = 1,
+  kModelVersion = 2,
+  kId = 3,
+  kParameters = 4,
+  kInputs = 5,
+  kOutputs = 6,
+  kRawInputs = 7
+};
 enum InputField { kInputName = 1, kDatatype = 2, kShape = 3, kInputParameters = 4, kContents = 5 };
 enum OutputField { kOutputName = 1, kOutputParameters = 2 };
 enum MapField { kKey = 1, kValue = 2 };
 enum ParameterField { kInt64Param = 2, kUint64Param = 5 };
 
-bool Is(const WireTag& tag, uint32_t field, WireType type) { return tag.field == field && tag.type == type; }
+bool Is(const WireTag& tag, uint32_t field, WireType type) {
+  return tag.field == field && tag.type == type;
+}
 
 // Well-formed UTF-8 as RFC 3629 has it: no overlong forms, no surrogates, nothing above U+10FFFF.
 bool IsUtf8(absl::string_view text) {
   for (size_t i = 0; i < text.size();) {
     const uint8_t lead = static_cast<uint8_t>(text[i++]);
     if (lead < 0x80) continue;
-    const int more = lead >= 0xc2 && lead <= 0xdf ? 1 : (lead & 0xf0) == 0xe0 ? 2 : lead >= 0xf0 && lead <= 0xf4 ? 3 : 0;
+    const int more = lead >= 0xc2 && lead <= 0xdf   ? 1
+                     : (lead & 0xf0) == 0xe0        ? 2
+                     : lead >= 0xf0 && lead <= 0xf4 ? 3
+                                                    : 0;
     if (more == 0 || text.size() - i < static_cast<size_t>(more)) return false;
     const uint8_t second = static_cast<uint8_t>(text[i]);
-    if ((lead == 0xe0 && second < 0xa0) || (lead == 0xed && second > 0x9f) || (lead == 0xf0 && second < 0x90) ||
-        (lead == 0xf4 && second > 0x8f)) {
+    if ((lead == 0xe0 && second < 0xa0) || (lead == 0xed && second > 0x9f) ||
+        (lead == 0xf0 && second < 0x90) || (lead == 0xf4 && second > 0x8f)) {
       return false;
     }
     for (int k = 0; k < more; ++k, ++i) {
@@ -80,7 +93,8 @@ void ReadRequestParameter(WireReader& reader, DecodedRequest& request) {
   Parameter parameter = ReadParameter(reader);
   if (parameter.key == "timeout") {
     request.timeout_micros = parameter.number;
-  } else if (absl::StartsWith(parameter.key, "triton_") && parameter.key != "triton_enable_empty_final_response") {
+  } else if (absl::StartsWith(parameter.key, "triton_") &&
+             parameter.key != "triton_enable_empty_final_response") {
     request.refused_parameter = std::move(parameter.key);
   }
 }
@@ -106,9 +120,11 @@ void ReadInput(WireReader& reader, DecodedInput& input) {
       PushDimension(reader, input.shape, reader.ReadVarint());
     } else if (Is(tag, kContents, WireType::kBytes)) {
       input.has_contents = true;
-      reader.ReadBytes(&input.contents);  // pieces of several occurrences follow each other: that is how messages merge
+      // Pieces of several occurrences follow each other: that is how messages merge.
+      reader.ReadBytes(&input.contents);
     } else if (Is(tag, kInputParameters, WireType::kBytes)) {
-      if (absl::StartsWith(ReadParameter(reader).key, "shared_memory_")) input.in_shared_memory = true;
+      if (absl::StartsWith(ReadParameter(reader).key, "shared_memory_"))
+        input.in_shared_memory = true;
     } else {
       reader.Skip(tag);
     }
@@ -146,10 +162,17 @@ T* Grow(WireReader& reader, std::vector<T>& elements) {
 void ReadField(WireReader& reader, const WireTag& tag, DecodedRequest& request) {
   if (tag.type != WireType::kBytes) return reader.Skip(tag);
   switch (tag.field) {
-    case kModelName: request.model_name = ReadUtf8(reader); return;
-    case kModelVersion: request.model_version = ReadUtf8(reader); return;
-    case kId: request.id = ReadUtf8(reader); return;
-    case kParameters: return ReadRequestParameter(reader, request);
+    case kModelName:
+      request.model_name = ReadUtf8(reader);
+      return;
+    case kModelVersion:
+      request.model_version = ReadUtf8(reader);
+      return;
+    case kId:
+      request.id = ReadUtf8(reader);
+      return;
+    case kParameters:
+      return ReadRequestParameter(reader, request);
     case kInputs:
       if (DecodedInput* input = Grow(reader, request.inputs)) ReadInput(reader, *input);
       return;
@@ -159,19 +182,21 @@ void ReadField(WireReader& reader, const WireTag& tag, DecodedRequest& request) 
     case kRawInputs:
       if (runtime::ByteSlices* raw = Grow(reader, request.raw_inputs)) reader.ReadBytes(raw);
       return;
-    default: return reader.Skip(tag);
+    default:
+      return reader.Skip(tag);
   }
 }
 
 }  // namespace
 
-absl::Status DecodeInferRequest(absl::Span<const runtime::ByteSlice> slices, DecodedRequest* request) {
+absl::Status DecodeInferRequest(absl::Span<const runtime::ByteSlice> slices,
+                                DecodedRequest* request) {
   WireReader reader(slices);
   WireTag tag;
   while (reader.ReadTag(&tag)) ReadField(reader, tag, *request);
   if (reader.ok()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("malformed ModelInferRequest: ", reader.error(), " (at byte ", reader.position(), ")"));
+  return absl::InvalidArgumentError(absl::StrCat("malformed ModelInferRequest: ", reader.error(),
+                                                 " (at byte ", reader.position(), ")"));
 }
 
 }  // namespace espalier::service

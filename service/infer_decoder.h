@@ -1,8 +1,9 @@
 // infer_decoder.h — a ModelInferRequest out of the slices in which it was received.
 //
-// Small fields are copied, tensors are not: raw_input_contents and typed contents stay ranges of the slices. The semantics
-// are protobuf's (unknown fields are skipped, the last of a repeated scalar wins, embedded messages merge, strings are
-// UTF-8); on top come caps on counts, since a two-byte field costs a hundred bytes once decoded.
+// Small fields are copied, tensors are not: raw_input_contents and typed contents stay ranges of
+// the slices. The semantics are protobuf's (unknown fields are skipped, the last of a repeated
+// scalar wins, embedded messages merge, strings are UTF-8); on top come caps on counts, since a
+// two-byte field costs a hundred bytes once decoded.
 #pragma once
 
 #include <cstdint>
@@ -37,14 +38,16 @@ struct DecodedRequest {
   std::string model_name;
   std::string model_version;
   std::string id;
-  int64_t timeout_micros = 0;      // parameter "timeout"; 0: none
-  std::string refused_parameter;  // a reserved "triton_…" parameter without meaning here; empty: none
+  int64_t timeout_micros = 0;  // parameter "timeout"; 0: none
+  std::string
+      refused_parameter;  // a reserved "triton_…" parameter without meaning here; empty: none
   std::vector<DecodedInput> inputs;
   std::vector<DecodedOutput> outputs;
   std::vector<runtime::ByteSlices> raw_inputs;
 };
 
 // InvalidArgument for a malformed message or one above the caps. `slices` must outlive `request`.
-absl::Status DecodeInferRequest(absl::Span<const runtime::ByteSlice> slices, DecodedRequest* request);
+absl::Status DecodeInferRequest(absl::Span<const runtime::ByteSlice> slices,
+                                DecodedRequest* request);
 
 }  // namespace espalier::service

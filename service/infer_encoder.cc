@@ -56,8 +56,8 @@ class Writer {
 
 }  // namespace
 
-InferResponse::InferResponse(const runtime::Signature& signature, int64_t version, absl::string_view id,
-                             std::vector<runtime::OutputTensor>& outputs)
+InferResponse::InferResponse(const runtime::Signature& signature, int64_t version,
+                             absl::string_view id, std::vector<runtime::OutputTensor>& outputs)
     : signature_(signature), version_(absl::StrCat(version)), id_(id), outputs_(outputs) {
   bytes_ = StringBytes(signature_.model) + StringBytes(version_) + StringBytes(id_);
   for (const runtime::OutputTensor& output : outputs_) {

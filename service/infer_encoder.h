@@ -1,7 +1,7 @@
 // infer_encoder.h — a ModelInferResponse as one piece of memory, laid out before its tensors exist.
 //
-// All sizes are known when a batch has run, so the message is allocated once and the outputs are copied straight to their
-// places in it.
+// All sizes are known when a batch has run, so the message is allocated once and the outputs are
+// copied straight to their places in it.
 #pragma once
 
 #include <string>
@@ -21,7 +21,8 @@ class InferResponse {
 
   size_t bytes() const { return bytes_; }
 
-  // Writes everything but the elements to `to`, bytes() long, and sets `data` of every output to the place of its elements.
+  // Writes everything but the elements to `to`, bytes() long, and sets `data` of every output to
+  // the place of its elements.
   void Write(std::byte* to);
 
  private:

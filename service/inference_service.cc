@@ -20,7 +20,8 @@ absl::Status NotOffered(Rpc rpc) {
 }
 
 // Ends a stream at once.
-class RefusedStream final : public grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse> {
+class RefusedStream final : public grpc::ServerBidiReactor<inference::ModelInferRequest,
+                                                           inference::ModelStreamInferResponse> {
  public:
   explicit RefusedStream(grpc::Status status) { Finish(std::move(status)); }
   void OnDone() override { delete this; }
@@ -41,19 +42,22 @@ class InferenceService final : public Base {
     return call;
   }
 
-  grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>* ModelStreamInfer(
-      CallbackServerContext* context) override {
-    return new RefusedStream(RpcScope(state_.telemetry, *context, Rpc::kModelStreamInfer).End(NotOffered(Rpc::kModelStreamInfer)));
+  grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>*
+  ModelStreamInfer(CallbackServerContext* context) override {
+    return new RefusedStream(RpcScope(state_.telemetry, *context, Rpc::kModelStreamInfer)
+                                 .End(NotOffered(Rpc::kModelStreamInfer)));
   }
 
-  ServerUnaryReactor* ServerLive(CallbackServerContext* context, const inference::ServerLiveRequest*,
+  ServerUnaryReactor* ServerLive(CallbackServerContext* context,
+                                 const inference::ServerLiveRequest*,
                                  inference::ServerLiveResponse* response) override {
     RpcScope scope(state_.telemetry, *context, Rpc::kServerLive);
     response->set_live(true);
     return scope.Finish(absl::OkStatus());
   }
 
-  ServerUnaryReactor* ServerReady(CallbackServerContext* context, const inference::ServerReadyRequest*,
+  ServerUnaryReactor* ServerReady(CallbackServerContext* context,
+                                  const inference::ServerReadyRequest*,
                                   inference::ServerReadyResponse* response) override {
     RpcScope scope(state_.telemetry, *context, Rpc::kServerReady);
     response->set_ready(state_.ready());
@@ -61,15 +65,18 @@ class InferenceService final : public Base {
   }
 
   // OK with false also for models that do not exist: clients raise on any error.
-  ServerUnaryReactor* ModelReady(CallbackServerContext* context, const inference::ModelReadyRequest* request,
+  ServerUnaryReactor* ModelReady(CallbackServerContext* context,
+                                 const inference::ModelReadyRequest* request,
                                  inference::ModelReadyResponse* response) override {
     RpcScope scope(state_.telemetry, *context, Rpc::kModelReady);
     auto found = state_.models.Find(request->name(), request->version());
     response->set_ready(found.ok() && !state_.draining.load(std::memory_order_relaxed));
-    return scope.Finish(absl::IsInvalidArgument(found.status()) ? found.status() : absl::OkStatus());
+    return scope.Finish(absl::IsInvalidArgument(found.status()) ? found.status()
+                                                                : absl::OkStatus());
   }
 
-  ServerUnaryReactor* ServerMetadata(CallbackServerContext* context, const inference::ServerMetadataRequest*,
+  ServerUnaryReactor* ServerMetadata(CallbackServerContext* context,
+                                     const inference::ServerMetadataRequest*,
                                      inference::ServerMetadataResponse* response) override {
     RpcScope scope(state_.telemetry, *context, Rpc::kServerMetadata);
     response->set_name("espalier");
@@ -78,7 +85,8 @@ class InferenceService final : public Base {
     return scope.Finish(absl::OkStatus());
   }
 
-  ServerUnaryReactor* ModelMetadata(CallbackServerContext* context, const inference::ModelMetadataRequest* request,
+  ServerUnaryReactor* ModelMetadata(CallbackServerContext* context,
+                                    const inference::ModelMetadataRequest* request,
                                     inference::ModelMetadataResponse* response) override {
     RpcScope scope(state_.telemetry, *context, Rpc::kModelMetadata);
     auto found = state_.models.Find(request->name(), request->version());
@@ -86,7 +94,8 @@ class InferenceService final : public Base {
     return scope.Finish(found.status());
   }
 
-  ServerUnaryReactor* ModelConfig(CallbackServerContext* context, const inference::ModelConfigRequest* request,
+  ServerUnaryReactor* ModelConfig(CallbackServerContext* context,
+                                  const inference::ModelConfigRequest* request,
                                   inference::ModelConfigResponse* response) override {
     RpcScope scope(state_.telemetry, *context, Rpc::kModelConfig);
     auto found = state_.models.Find(request->name(), request->version());
@@ -94,31 +103,38 @@ class InferenceService final : public Base {
     return scope.Finish(found.status());
   }
 
-  ServerUnaryReactor* ModelStatistics(CallbackServerContext* context, const inference::ModelStatisticsRequest* request,
+  ServerUnaryReactor* ModelStatistics(CallbackServerContext* context,
+                                      const inference::ModelStatisticsRequest* request,
                                       inference::ModelStatisticsResponse* response) override {
     RpcScope scope(state_.telemetry, *context, Rpc::kModelStatistics);
     auto versions = state_.models.Select(request->name(), request->version());
-    if (!versions.ok()) return scope.Finish(absl::InvalidArgumentError(versions.status().message()));  // as Triton does
-    for (const runtime::VersionHandle& version : *versions) FillStatistics(*version, response->add_model_stats());
+    if (!versions.ok())
+      return scope.Finish(
+          absl::InvalidArgumentError(versions.status().message()));  // as Triton does
+    for (const runtime::VersionHandle& version : *versions)
+      FillStatistics(*version, response->add_model_stats());
     return scope.Finish(absl::OkStatus());
   }
 
-  ServerUnaryReactor* RepositoryIndex(CallbackServerContext* context, const inference::RepositoryIndexRequest* request,
+  ServerUnaryReactor* RepositoryIndex(CallbackServerContext* context,
+                                      const inference::RepositoryIndexRequest* request,
                                       inference::RepositoryIndexResponse* response) override {
     RpcScope scope(state_.telemetry, *context, Rpc::kRepositoryIndex);
     if (!request->repository_name().empty()) {
-      return scope.Finish(absl::UnimplementedError("'repository_name' specification is not supported"));
+      return scope.Finish(
+          absl::UnimplementedError("'repository_name' specification is not supported"));
     }
     for (const auto& entry : state_.models.Index()) {
-      if (!request->ready() || entry.state == runtime::VersionState::kReady) FillIndex(entry, response->add_models());
+      if (!request->ready() || entry.state == runtime::VersionState::kReady)
+        FillIndex(entry, response->add_models());
     }
     return scope.Finish(absl::OkStatus());
   }
 
-#define ESPALIER_REFUSE(name)                                                                              \
-  ServerUnaryReactor* name(CallbackServerContext* context, const inference::name##Request*,                \
-                           inference::name##Response*) override {                                          \
-    return RpcScope(state_.telemetry, *context, Rpc::k##name).Finish(NotOffered(Rpc::k##name));            \
+#define ESPALIER_REFUSE(name)                                                                   \
+  ServerUnaryReactor* name(CallbackServerContext* context, const inference::name##Request*,     \
+                           inference::name##Response*) override {                               \
+    return RpcScope(state_.telemetry, *context, Rpc::k##name).Finish(NotOffered(Rpc::k##name)); \
   }
   ESPALIER_REFUSED_RPCS(ESPALIER_REFUSE)
 #undef ESPALIER_REFUSE
@@ -129,6 +145,8 @@ class InferenceService final : public Base {
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeInferenceService(ServiceState& state) { return std::make_unique<InferenceService>(state); }
+std::unique_ptr<grpc::Service> MakeInferenceService(ServiceState& state) {
+  return std::make_unique<InferenceService>(state);
+}
 
 }  // namespace espalier::service

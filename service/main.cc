@@ -1,6 +1,8 @@
 // espalierd — the server. Flags in, exit code out:
-//   0  drained after SIGTERM or SIGINT        1  could not start (the last log line says why)
-//   2  bad flags                              3  requests were cut off: --drain_timeout was too short
+//   0    drained after SIGTERM or SIGINT
+//   1    could not start; the last log line says why
+//   2    bad flags
+//   3    requests were cut off: --drain_timeout was too short
 //   130  second signal: stopped at once
 #include <signal.h>
 #include <unistd.h>
@@ -20,24 +22,34 @@
 #include "service/server.h"
 
 ABSL_FLAG(std::vector<std::string>, model_repository, {},
-          "Directories with models, comma-separated: <directory>/<model>/<version>/model.onnx. Only ever read.");
-ABSL_FLAG(std::string, address, "0.0.0.0:8001", "Where to listen for gRPC, host:port. Port 0 takes a free one.");
+          "Directories with models, comma-separated: <directory>/<model>/<version>/model.onnx. "
+          "Only ever read.");
+ABSL_FLAG(std::string, address, "0.0.0.0:8001",
+          "Where to listen for gRPC, host:port. Port 0 takes a free one.");
 ABSL_FLAG(std::string, metrics_address, "0.0.0.0:8002",
-          "Where to serve Prometheus metrics under /metrics, host:port. Port 0 takes a free one, empty serves none.");
+          "Where to serve Prometheus metrics under /metrics, host:port. Port 0 takes a free one, "
+          "empty serves none.");
 ABSL_FLAG(std::string, state_dir, "",
-          "Directory for what is worth keeping between runs (kernel plans); belongs to one server. Empty keeps nothing.");
+          "Directory for what is worth keeping between runs (kernel plans); belongs to one server. "
+          "Empty keeps nothing.");
 ABSL_FLAG(int, threads, 0, "Threads that compute. 0 means one per CPU that the process may use.");
 ABSL_FLAG(int, loader_threads, 2, "Models that are loaded at the same time, 1 to 64.");
-ABSL_FLAG(int64_t, max_message_bytes, int64_t{1} << 30, "Largest request in bytes, up to 2147483647.");
-ABSL_FLAG(int64_t, max_requests_in_flight, 4096, "Inference requests in the server at once. 0 means no limit.");
-ABSL_FLAG(int64_t, max_request_bytes_in_flight, int64_t{4} << 30, "Bytes of their messages. 0 means no limit.");
+ABSL_FLAG(int64_t, max_message_bytes, int64_t{1} << 30,
+          "Largest request in bytes, up to 2147483647.");
+ABSL_FLAG(int64_t, max_requests_in_flight, 4096,
+          "Inference requests in the server at once. 0 means no limit.");
+ABSL_FLAG(int64_t, max_request_bytes_in_flight, int64_t{4} << 30,
+          "Bytes of their messages. 0 means no limit.");
 ABSL_FLAG(int64_t, max_queue_size, 0,
-          "Requests that may wait per model whose config sets no max_queue_size. 0 means no limit of its own.");
+          "Requests that may wait per model whose config sets no max_queue_size. 0 means no limit "
+          "of its own.");
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30),
           "How long requests in flight may take to finish after SIGTERM. 0 cuts them off.");
 ABSL_FLAG(std::string, ready_file, "",
-          "File that is written when all models are loaded: {\"grpc_port\": …, \"metrics_port\": …}. Empty writes none.");
-ABSL_FLAG(std::string, log_level, "info", "trace, debug (refused requests), info, warn, error or off.");
+          "File that is written when all models are loaded: {\"grpc_port\": …, \"metrics_port\": "
+          "…}. Empty writes none.");
+ABSL_FLAG(std::string, log_level, "info",
+          "trace, debug (refused requests), info, warn, error or off.");
 ABSL_FLAG(std::string, log_format, "text", "text or json, one line per event on stderr.");
 
 namespace espalier::service {
@@ -52,28 +64,34 @@ Keep the kernel plans, so that the next start is quick:
 On a laptop, local clients only:
   espalierd --model_repository=models --address=127.0.0.1:8001 --metrics_address=127.0.0.1:8002
 
-A model is a directory:  <repository>/<model>/<version>/model.onnx, with an optional <repository>/<model>/config.pbtxt
+A model is a directory:  <repository>/<model>/<version>/model.onnx
+                         and, if you like, <repository>/<model>/config.pbtxt
 Ask it something:        espalier models; espalier infer MODEL; curl localhost:8002/metrics
 Stop it:                 SIGTERM or Ctrl-C finishes what is in flight; a second one stops at once)";
 
 constexpr int kCannotStart = 1, kBadFlags = 2, kCutOff = 3, kStoppedAtOnce = 130;
 
 absl::Status ReadLogFlags() {
-  const std::string level = absl::GetFlag(FLAGS_log_level), format = absl::GetFlag(FLAGS_log_format);
+  const std::string level = absl::GetFlag(FLAGS_log_level),
+                    format = absl::GetFlag(FLAGS_log_format);
   const auto parsed = spdlog::level::from_str(level);  // answers off for what it does not know
   if (parsed == spdlog::level::off && level != "off") {
-    return absl::InvalidArgumentError(absl::StrCat("--log_level is '", level, "', expected trace, debug, info, warn, error or off"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--log_level is '", level, "', expected trace, debug, info, warn, error or off"));
   }
   if (format != "text" && format != "json") {
-    return absl::InvalidArgumentError(absl::StrCat("--log_format is '", format, "', expected text or json"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--log_format is '", format, "', expected text or json"));
   }
-  runtime::ConfigureLogging(format == "json" ? runtime::LogFormat::kJson : runtime::LogFormat::kText, parsed);
+  runtime::ConfigureLogging(
+      format == "json" ? runtime::LogFormat::kJson : runtime::LogFormat::kText, parsed);
   return absl::OkStatus();
 }
 
 absl::Status InRange(absl::string_view flag, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--", flag, " is ", value, ", expected ", low, " to ", high));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, " is ", value, ", expected ", low, " to ", high));
 }
 
 absl::StatusOr<ServerOptions> ReadFlags() {
@@ -93,7 +111,8 @@ absl::StatusOr<ServerOptions> ReadFlags() {
     return absl::InvalidArgumentError("--model_repository is missing; see espalierd --help");
   }
   for (const absl::Status& status :
-       {InRange("threads", options.threads, 0, 1024), InRange("loader_threads", options.loader_threads, 1, 64),
+       {InRange("threads", options.threads, 0, 1024),
+        InRange("loader_threads", options.loader_threads, 1, 64),
         InRange("max_message_bytes", options.max_message_bytes, 1, INT32_MAX),
         InRange("max_requests_in_flight", options.max_requests_in_flight, 0, INT64_MAX),
         InRange("max_request_bytes_in_flight", options.max_request_bytes_in_flight, 0, INT64_MAX),
@@ -114,14 +133,16 @@ sigset_t BlockStopSignals() {
   return signals;
 }
 
-// Drains while watching for a second signal. Does not come back: models that are still loading cannot be interrupted, and
-// nobody needs them any more.
+// Drains while watching for a second signal. Does not come back: models that are still loading
+// cannot be interrupted, and nobody needs them any more.
 [[noreturn]] void DrainAndExit(Server& server, const sigset_t& signals) {
   const absl::Duration timeout = absl::GetFlag(FLAGS_drain_timeout);
   std::atomic<int> outcome{-1};
   std::thread drain([&] { outcome = server.Drain(timeout) ? 0 : kCutOff; });
-  // What is running can be cancelled but not killed: somewhat after the timeout, the process goes anyway.
-  const int64_t last_moment = runtime::NowNanos() + absl::ToInt64Nanoseconds(timeout + absl::Seconds(1));
+  // What is running can be cancelled but not killed: somewhat after the timeout, the process goes
+  // anyway.
+  const int64_t last_moment =
+      runtime::NowNanos() + absl::ToInt64Nanoseconds(timeout + absl::Seconds(1));
   while (outcome < 0 && runtime::NowNanos() < last_moment) {
     const timespec tick = {0, 10'000'000};
     if (sigtimedwait(&signals, nullptr, &tick) > 0) {
@@ -145,14 +166,17 @@ int Main(int argc, char** argv) {
   usage.contains_helpshort_flags = usage.contains_help_flags = [](absl::string_view file) {
     return absl::StrContains(file, "service/main.cc");
   };
-  usage.normalize_filename = [](absl::string_view) { return "espalierd"; };  // not where it was built
+  usage.normalize_filename = [](absl::string_view) {
+    return "espalierd";
+  };  // not where it was built
   usage.version_string = [] { return absl::StrCat("espalierd ", ESPALIER_VERSION, "\n"); };
   absl::SetFlagsUsageConfig(usage);
   const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
   runtime::ConfigureLogging(runtime::LogFormat::kText, spdlog::level::info);
   if (absl::Status status = ReadLogFlags(); !status.ok()) return Fail(kBadFlags, status);
   if (rest.size() > 1) {
-    return Fail(kBadFlags, absl::InvalidArgumentError(absl::StrCat("unexpected argument '", rest[1], "'; see espalierd --help")));
+    return Fail(kBadFlags, absl::InvalidArgumentError(absl::StrCat("unexpected argument '", rest[1],
+                                                                   "'; see espalierd --help")));
   }
   auto options = ReadFlags();
   if (!options.ok()) return Fail(kBadFlags, options.status());
@@ -161,7 +185,8 @@ int Main(int argc, char** argv) {
   if (!server.ok()) return Fail(kCannotStart, server.status());
   int received = 0;
   sigwait(&signals, &received);
-  runtime::LogEvent(spdlog::level::info, "draining", {{"signal", received == SIGINT ? "SIGINT" : "SIGTERM"}});
+  runtime::LogEvent(spdlog::level::info, "draining",
+                    {{"signal", received == SIGINT ? "SIGINT" : "SIGTERM"}});
   DrainAndExit(**server, signals);
 }
 

@@ -77,19 +77,23 @@ class Collector final : public prometheus::Collectable {
 
  private:
   void CollectServer(std::vector<MetricFamily>& families) const {
-    const auto add = [&](const char* name, const char* help, MetricType type, double value, Labels labels = {}) {
+    const auto add = [&](const char* name, const char* help, MetricType type, double value,
+                         Labels labels = {}) {
       Family family(name, help, type);
       family.Add(std::move(labels), value);
       family.MoveTo(families);
     };
     const InFlight& in_flight = state_.telemetry.in_flight;
-    add("espalier_build_info", "Version of the server", MetricType::Gauge, 1, {{"version", ESPALIER_VERSION}});
-    add("espalier_ready", "1 when the server takes requests", MetricType::Gauge, state_.ready() ? 1 : 0);
-    add("espalier_requests_in_flight", "ModelInfer requests between message and answer", MetricType::Gauge,
-        static_cast<double>(in_flight.requests()));
+    add("espalier_build_info", "Version of the server", MetricType::Gauge, 1,
+        {{"version", ESPALIER_VERSION}});
+    add("espalier_ready", "1 when the server takes requests", MetricType::Gauge,
+        state_.ready() ? 1 : 0);
+    add("espalier_requests_in_flight", "ModelInfer requests between message and answer",
+        MetricType::Gauge, static_cast<double>(in_flight.requests()));
     add("espalier_request_bytes_in_flight", "Bytes of their messages", MetricType::Gauge,
         static_cast<double>(in_flight.bytes()));
-    add("espalier_model_load_failures_total", "Loads that failed, see the repository index for reasons", MetricType::Counter,
+    add("espalier_model_load_failures_total",
+        "Loads that failed, see the repository index for reasons", MetricType::Counter,
         static_cast<double>(state_.models.failed_loads()));
   }
 
@@ -112,16 +116,24 @@ class Collector final : public prometheus::Collectable {
   }
 
   void CollectVersions(std::vector<MetricFamily>& families) const {
-    Family requests("espalier_requests_total", "ModelInfer requests that reached the model, by answer", MetricType::Counter);
-    Family inferences("espalier_inferences_total", "Items inferred: a request of batch 8 counts 8", MetricType::Counter);
+    Family requests("espalier_requests_total",
+                    "ModelInfer requests that reached the model, by answer", MetricType::Counter);
+    Family inferences("espalier_inferences_total", "Items inferred: a request of batch 8 counts 8",
+                      MetricType::Counter);
     Family executions("espalier_executions_total", "Runs of the model", MetricType::Counter);
-    Family pending("espalier_queue_pending", "Requests that wait to be executed", MetricType::Gauge);
-    Family resident("espalier_model_resident_weight_bytes", "Weights in memory, in their layouts", MetricType::Gauge);
-    Family dense("espalier_model_dense_weight_bytes", "The same weights as dense tensors", MetricType::Gauge);
-    Family arena("espalier_model_arena_bytes", "Activations and buffers of all instances", MetricType::Gauge);
-    Family load("espalier_model_load_seconds", "Reading, planning and preparing the model", MetricType::Gauge);
+    Family pending("espalier_queue_pending", "Requests that wait to be executed",
+                   MetricType::Gauge);
+    Family resident("espalier_model_resident_weight_bytes", "Weights in memory, in their layouts",
+                    MetricType::Gauge);
+    Family dense("espalier_model_dense_weight_bytes", "The same weights as dense tensors",
+                 MetricType::Gauge);
+    Family arena("espalier_model_arena_bytes", "Activations and buffers of all instances",
+                 MetricType::Gauge);
+    Family load("espalier_model_load_seconds", "Reading, planning and preparing the model",
+                MetricType::Gauge);
     for (const runtime::VersionHandle& version : state_.models.AllReady()) {
-      const Labels labels = {{"model", version->name()}, {"version", absl::StrCat(version->version())}};
+      const Labels labels = {{"model", version->name()},
+                             {"version", absl::StrCat(version->version())}};
       const runtime::VersionStatistics& statistics = version->statistics();
       for (size_t code = 0; code < statistics.by_code.size(); ++code) {
         const double value = Value(statistics.by_code[code]);
@@ -138,18 +150,21 @@ class Collector final : public prometheus::Collectable {
       arena.Add(labels, static_cast<double>(version->arena_bytes()));
       load.Add(labels, version->load_seconds());
     }
-    for (Family* family : {&requests, &inferences, &executions, &pending, &resident, &dense, &arena, &load}) {
+    for (Family* family :
+         {&requests, &inferences, &executions, &pending, &resident, &dense, &arena, &load}) {
       family->MoveTo(families);
     }
   }
 
   void CollectLatencies(std::vector<MetricFamily>& families) const {
-    Family request("espalier_request_duration_seconds", "ModelInfer, arrival to answer", MetricType::Histogram);
+    Family request("espalier_request_duration_seconds", "ModelInfer, arrival to answer",
+                   MetricType::Histogram);
     Family phases("espalier_phase_duration_seconds", "ModelInfer by phase", MetricType::Histogram);
     for (const auto& [model, latency] : state_.models.Latencies()) {
       request.Add({{"model", model}}, latency->request);
       for (int phase = 0; phase < runtime::kPhases; ++phase) {
-        phases.Add({{"model", model}, {"phase", runtime::kPhaseNames[phase]}}, latency->phases[phase]);
+        phases.Add({{"model", model}, {"phase", runtime::kPhaseNames[phase]}},
+                   latency->phases[phase]);
       }
     }
     request.MoveTo(families);

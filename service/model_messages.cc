@@ -5,8 +5,9 @@
 namespace espalier::service {
 namespace {
 
-void FillTensors(const std::vector<runtime::TensorSpec>& specs,
-                 google::protobuf::RepeatedPtrField<inference::ModelMetadataResponse::TensorMetadata>* tensors) {
+void FillTensors(
+    const std::vector<runtime::TensorSpec>& specs,
+    google::protobuf::RepeatedPtrField<inference::ModelMetadataResponse::TensorMetadata>* tensors) {
   for (const runtime::TensorSpec& spec : specs) {
     auto* tensor = tensors->Add();
     tensor->set_name(spec.name);
@@ -20,7 +21,8 @@ void Fill(const runtime::DurationCounter& counter, inference::StatisticDuration*
   duration->set_ns(counter.nanos.load(std::memory_order_relaxed));
 }
 
-void Fill(uint64_t count, const std::atomic<uint64_t>& nanos, inference::StatisticDuration* duration) {
+void Fill(uint64_t count, const std::atomic<uint64_t>& nanos,
+          inference::StatisticDuration* duration) {
   duration->set_count(count);
   duration->set_ns(nanos.load(std::memory_order_relaxed));
 }
@@ -40,7 +42,8 @@ void FillStatistics(const runtime::ServedVersion& version, inference::ModelStati
   const runtime::VersionStatistics& from = version.statistics();
   statistics->set_name(version.name());
   statistics->set_version(absl::StrCat(version.version()));
-  statistics->set_last_inference(static_cast<uint64_t>(from.last_inference_millis.load(std::memory_order_relaxed)));
+  statistics->set_last_inference(
+      static_cast<uint64_t>(from.last_inference_millis.load(std::memory_order_relaxed)));
   statistics->set_inference_count(from.inferences.load(std::memory_order_relaxed));
   statistics->set_execution_count(from.executions.load(std::memory_order_relaxed));
   auto* sums = statistics->mutable_inference_stats();
@@ -49,7 +52,8 @@ void FillStatistics(const runtime::ServedVersion& version, inference::ModelStati
   Fill(from.phases[static_cast<int>(runtime::Phase::kQueue)], sums->mutable_queue());
   Fill(from.phases[static_cast<int>(runtime::Phase::kComputeInput)], sums->mutable_compute_input());
   Fill(from.phases[static_cast<int>(runtime::Phase::kComputeInfer)], sums->mutable_compute_infer());
-  Fill(from.phases[static_cast<int>(runtime::Phase::kComputeOutput)], sums->mutable_compute_output());
+  Fill(from.phases[static_cast<int>(runtime::Phase::kComputeOutput)],
+       sums->mutable_compute_output());
   for (size_t size = 0; size < from.by_batch_size().size(); ++size) {
     const auto& execution = from.by_batch_size()[size];
     const uint64_t count = execution.count.load(std::memory_order_relaxed);
@@ -65,7 +69,8 @@ void FillStatistics(const runtime::ServedVersion& version, inference::ModelStati
   memory->set_byte_size(version.model().weight_bytes() + version.arena_bytes());
 }
 
-void FillIndex(const runtime::ModelManager::IndexEntry& entry, inference::RepositoryIndexResponse::ModelIndex* index) {
+void FillIndex(const runtime::ModelManager::IndexEntry& entry,
+               inference::RepositoryIndexResponse::ModelIndex* index) {
   index->set_name(entry.name);
   if (entry.version > 0) index->set_version(absl::StrCat(entry.version));
   index->set_state(NameOf(entry.state));

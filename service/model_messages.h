@@ -13,6 +13,7 @@ void FillMetadata(const runtime::ServedVersion& version, const std::vector<int64
 
 void FillStatistics(const runtime::ServedVersion& version, inference::ModelStatistics* statistics);
 
-void FillIndex(const runtime::ModelManager::IndexEntry& entry, inference::RepositoryIndexResponse::ModelIndex* index);
+void FillIndex(const runtime::ModelManager::IndexEntry& entry,
+               inference::RepositoryIndexResponse::ModelIndex* index);
 
 }  // namespace espalier::service

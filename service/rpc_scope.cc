@@ -10,7 +10,8 @@ namespace espalier::service {
 int64_t RpcScope::deadline_nanos() const {
   const auto deadline = context_.deadline();
   if (deadline == std::chrono::system_clock::time_point::max()) return INT64_MAX;
-  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - std::chrono::system_clock::now());
+  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(
+      deadline - std::chrono::system_clock::now());
   // A deadline in a hundred years is none; added to the clock it might overflow.
   constexpr std::chrono::hours kCentury(24 * 365 * 100);
   return left > kCentury ? INT64_MAX : arrival_nanos_ + left.count();

@@ -1,4 +1,5 @@
-// rpc_scope.h — the first thing that a handler opens: deadline, cancellation, latency, count and trace of one RPC.
+// rpc_scope.h — the first thing that a handler opens: deadline, cancellation, latency, count and
+// trace of one RPC.
 #pragma once
 
 #include "absl/status/status.h"
@@ -19,7 +20,8 @@ class RpcScope {
   int64_t deadline_nanos() const;
   bool cancelled() const { return context_.IsCancelled(); }
 
-  // The end of the RPC: counts, times and (errors at level debug, the rest at trace) logs it. Exactly once.
+  // The end of the RPC: counts, times and (errors at level debug, the rest at trace) logs it.
+  // Exactly once.
   grpc::Status End(const absl::Status& status);
 
   // Ends a unary RPC that is answered in its handler.

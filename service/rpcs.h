@@ -6,8 +6,8 @@
 
 namespace espalier::service {
 
-// Unary RPCs that are answered, and those that are refused with UNIMPLEMENTED. ModelInfer and ModelStreamInfer have types
-// of their own and stand apart.
+// Unary RPCs that are answered, and those that are refused with UNIMPLEMENTED. ModelInfer and
+// ModelStreamInfer have types of their own and stand apart.
 #define ESPALIER_OFFERED_RPCS(X) \
   X(ServerLive)                  \
   X(ServerReady)                 \
@@ -30,7 +30,8 @@ namespace espalier::service {
   X(TraceSetting)                 \
   X(LogSettings)
 
-#define ESPALIER_RPCS(X) X(ModelInfer) X(ModelStreamInfer) ESPALIER_OFFERED_RPCS(X) ESPALIER_REFUSED_RPCS(X)
+#define ESPALIER_RPCS(X) \
+  X(ModelInfer) X(ModelStreamInfer) ESPALIER_OFFERED_RPCS(X) ESPALIER_REFUSED_RPCS(X)
 
 enum class Rpc : uint8_t {
 #define ESPALIER_RPC_ENUM(name) k##name,

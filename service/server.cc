@@ -30,9 +30,11 @@ constexpr char kServiceName[] = "inference.GRPCInferenceService";
 // How often Drain looks whether the last request is gone.
 constexpr absl::Duration kDrainPoll = absl::Milliseconds(5);
 
-// gRPC's own lines, in our format. Its errors are ours to report with more sense, so they are warnings.
+// gRPC's own lines, in our format. Its errors are ours to report with more sense, so they are
+// warnings.
 void LogFromGrpc(gpr_log_func_args* args) {
-  const auto level = args->severity == GPR_LOG_SEVERITY_ERROR ? spdlog::level::warn : spdlog::level::debug;
+  const auto level =
+      args->severity == GPR_LOG_SEVERITY_ERROR ? spdlog::level::warn : spdlog::level::debug;
   runtime::LogEvent(level, "grpc", {{"message", args->message}});
 }
 
@@ -56,10 +58,12 @@ void SetChannelArguments(grpc::ServerBuilder& builder, const ServerOptions& opti
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);
 }
 
-absl::Status CannotListen(absl::string_view what, absl::string_view address, absl::string_view flag) {
-  return absl::UnavailableError(absl::StrCat("cannot listen for ", what, " on ", address,
-                                             ": is the port taken, perhaps by another espalierd? Choose another with --",
-                                             flag, " (port 0 takes a free one)"));
+absl::Status CannotListen(absl::string_view what, absl::string_view address,
+                          absl::string_view flag) {
+  return absl::UnavailableError(
+      absl::StrCat("cannot listen for ", what, " on ", address,
+                   ": is the port taken, perhaps by another espalierd? Choose another with --",
+                   flag, " (port 0 takes a free one)"));
 }
 
 }  // namespace
@@ -68,7 +72,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
   return Start(std::move(options), nullptr);
 }
 
-absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, std::unique_ptr<runtime::ModelLoader> loader) {
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(
+    ServerOptions options, std::unique_ptr<runtime::ModelLoader> loader) {
   ConfigureGrpcOnce();
   std::unique_ptr<Server> server(new Server(std::move(options)));
   const ServerOptions& given = server->options_;
@@ -79,7 +84,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, std
   }
   server->device_ = MakeCpuDevice(given.threads);
   if (loader == nullptr) {
-    loader = runtime::MakeFileModelLoader(*server->device_, server->state_dir_ ? server->state_dir_->plans() : "");
+    loader = runtime::MakeFileModelLoader(*server->device_,
+                                          server->state_dir_ ? server->state_dir_->plans() : "");
   }
   runtime::ModelManager::Options manager;
   manager.repositories = given.model_repositories;
@@ -89,13 +95,16 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, std
   manager.on_started = [server = server.get()] { server->OnModelsLoaded(); };
   server->models_ = std::make_unique<runtime::ModelManager>(std::move(manager), std::move(loader));
   server->state_ = std::unique_ptr<ServiceState>(new ServiceState{
-      *server->models_, Telemetry({given.max_requests_in_flight, given.max_request_bytes_in_flight})});
+      *server->models_,
+      Telemetry({given.max_requests_in_flight, given.max_request_bytes_in_flight})});
   // Metrics first: it is the cheaper one to undo.
   if (absl::Status status = server->ListenForMetrics(); !status.ok()) return status;
   if (absl::Status status = server->Listen(); !status.ok()) return status;
   runtime::LogEvent(spdlog::level::info, "listening",
-                    {{"grpc_port", server->port_}, {"metrics_port", server->metrics_port_},
-                     {"device", server->device_->Description()}, {"version", ESPALIER_VERSION}});
+                    {{"grpc_port", server->port_},
+                     {"metrics_port", server->metrics_port_},
+                     {"device", server->device_->Description()},
+                     {"version", ESPALIER_VERSION}});
   if (absl::Status status = server->models_->Start(); !status.ok()) return status;
   return server;
 }
@@ -141,7 +150,8 @@ void Server::OnModelsLoaded() {
     if (entry.state == runtime::VersionState::kReady) ++ready;
     if (entry.state == runtime::VersionState::kUnavailable) ++failed;
   }
-  runtime::LogEvent(spdlog::level::info, "ready", {{"versions_ready", ready}, {"versions_unavailable", failed}});
+  runtime::LogEvent(spdlog::level::info, "ready",
+                    {{"versions_ready", ready}, {"versions_unavailable", failed}});
   if (absl::Status status = WriteReadyFile(); !status.ok()) {
     runtime::LogEvent(spdlog::level::err, "ready file not written", {{"reason", status.message()}});
   }
@@ -155,7 +165,8 @@ absl::Status Server::WriteReadyFile() const {
   file << absl::StrCat("{\"grpc_port\": ", port_, ", \"metrics_port\": ", metrics_port_, "}\n");
   file.close();
   if (file.fail() || std::rename(draft.c_str(), options_.ready_file.c_str()) != 0) {
-    return absl::PermissionDeniedError(absl::StrCat(options_.ready_file, ": ", std::strerror(errno)));
+    return absl::PermissionDeniedError(
+        absl::StrCat(options_.ready_file, ": ", std::strerror(errno)));
   }
   return absl::OkStatus();
 }
@@ -165,12 +176,14 @@ bool Server::Drain(absl::Duration timeout) {
   state_->draining = true;
   grpc_->GetHealthCheckService()->Shutdown();
   const absl::Time deadline = absl::Now() + timeout;
-  // New requests are refused by their handlers while those in flight finish. Shutting gRPC down at once would do the same
-  // less well: what arrives on an open connection then is answered CANCELLED, which no client retries.
-  while (state_->telemetry.in_flight.requests() > 0 && absl::Now() < deadline) absl::SleepFor(kDrainPoll);
+  // New requests are refused by their handlers while those in flight finish. Shutting gRPC down at
+  // once would do the same less well: what arrives on an open connection then is answered
+  // CANCELLED, which no client retries.
+  while (state_->telemetry.in_flight.requests() > 0 && absl::Now() < deadline)
+    absl::SleepFor(kDrainPoll);
   const int64_t left = state_->telemetry.in_flight.requests();
-  // What is still open now are streams that end only when their client wants (Watch of the health service), and what was
-  // not done in time.
+  // What is still open now are streams that end only when their client wants (Watch of the health
+  // service), and what was not done in time.
   std::thread shutdown([&] { grpc_->Shutdown(absl::ToChronoTime(absl::Now() + kDrainPoll)); });
   shutdown.join();
   grpc_->Wait();

@@ -1,6 +1,7 @@
-// server.h — the whole server in one object: models, gRPC service, health, reflection, metrics endpoint.
+// server.h — the whole server in one object: models, gRPC service, health, reflection, metrics
+// endpoint.
 //
-//   Start ──▶ listening, health NOT_SERVING ──all models loaded──▶ SERVING, ready_file ──Drain──▶ NOT_SERVING, closed
+//   Start ──▶ listening, NOT_SERVING ──all models loaded──▶ SERVING ──Drain──▶ NOT_SERVING, closed
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@
 namespace grpc {
 class Server;
 class Service;
-}
+}  // namespace grpc
 namespace prometheus {
 class Collectable;
 class Exposer;
@@ -28,26 +29,28 @@ namespace espalier::service {
 
 struct ServerOptions {
   std::vector<std::string> model_repositories;
-  std::string address = "0.0.0.0:8001";          // gRPC; port 0: a free one
-  std::string metrics_address = "0.0.0.0:8002";  // Prometheus; empty: none
-  std::string state_dir;                         // empty: nothing is kept between runs
-  std::string ready_file;                        // empty: none
-  int threads = 0;                               // that compute; 0: one per CPU
-  int loader_threads = 2;                        // models that load at once
-  int64_t max_message_bytes = int64_t{1} << 30;  // largest request
-  int64_t max_requests_in_flight = 4096;         // 0: no limit
+  std::string address = "0.0.0.0:8001";                    // gRPC; port 0: a free one
+  std::string metrics_address = "0.0.0.0:8002";            // Prometheus; empty: none
+  std::string state_dir;                                   // empty: nothing is kept between runs
+  std::string ready_file;                                  // empty: none
+  int threads = 0;                                         // that compute; 0: one per CPU
+  int loader_threads = 2;                                  // models that load at once
+  int64_t max_message_bytes = int64_t{1} << 30;            // largest request
+  int64_t max_requests_in_flight = 4096;                   // 0: no limit
   int64_t max_request_bytes_in_flight = int64_t{4} << 30;  // 0: no limit
-  int64_t max_queue_size = 0;  // waiting requests per model, unless its config says otherwise; 0: no limit of its own
+  int64_t max_queue_size =
+      0;  // waiting requests per model, unless its config says otherwise; 0: no limit of its own
   int64_t measure_budget_millis = 3000;
 };
 
 class Server {
  public:
-  // Locks the state directory, lists the repositories, listens, and begins to load. Errors say what to change: an address
-  // in use, a repository that does not exist, a locked state directory.
+  // Locks the state directory, lists the repositories, listens, and begins to load. Errors say what
+  // to change: an address in use, a repository that does not exist, a locked state directory.
   static absl::StatusOr<std::unique_ptr<Server>> Start(ServerOptions options);
   // The same with another loader, for tests.
-  static absl::StatusOr<std::unique_ptr<Server>> Start(ServerOptions options, std::unique_ptr<runtime::ModelLoader> loader);
+  static absl::StatusOr<std::unique_ptr<Server>> Start(
+      ServerOptions options, std::unique_ptr<runtime::ModelLoader> loader);
   // Drains without patience if Drain was not called.
   ~Server();
 
@@ -56,8 +59,9 @@ class Server {
   bool ready() const { return state_->ready(); }
   runtime::ModelManager& models() { return *models_; }
 
-  // Takes nothing new (UNAVAILABLE), lets what is in flight finish, then closes all connections. False when something was
-  // still running after `timeout`; it has been cancelled then. Metrics stay up until the server is destroyed.
+  // Takes nothing new (UNAVAILABLE), lets what is in flight finish, then closes all connections.
+  // False when something was still running after `timeout`; it has been cancelled then. Metrics
+  // stay up until the server is destroyed.
   bool Drain(absl::Duration timeout);
 
  private:

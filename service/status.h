@@ -6,8 +6,8 @@
 
 namespace espalier::service {
 
-// The codes have the same numbers. An error never travels without a message (some clients take one without for success),
-// nor with one so long that it would exceed the client's header limit.
+// The codes have the same numbers. An error never travels without a message (some clients take one
+// without for success), nor with one so long that it would exceed the client's header limit.
 grpc::Status ToGrpc(const absl::Status& status);
 
 // "NOT_FOUND"; "UNKNOWN" for a number that is no code.

@@ -12,8 +12,10 @@ absl::Status InFlight::Enter(int64_t bytes) {
   if (!too_many && !too_large) return absl::OkStatus();
   Leave(bytes);
   return absl::UnavailableError(
-      too_many ? absl::StrCat("server is busy: ", requests - 1, " requests in flight, at most ", limits_.max_requests, " may be")
-               : absl::StrCat("server is busy: ", total - bytes, " bytes of requests in flight, at most ", limits_.max_bytes,
+      too_many ? absl::StrCat("server is busy: ", requests - 1, " requests in flight, at most ",
+                              limits_.max_requests, " may be")
+               : absl::StrCat("server is busy: ", total - bytes,
+                              " bytes of requests in flight, at most ", limits_.max_bytes,
                               " may be, and this request has ", bytes));
 }
 

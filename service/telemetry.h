@@ -1,4 +1,5 @@
-// telemetry.h — what the front end counts, and the limits on what it takes in at once. Relaxed atomics only.
+// telemetry.h — what the front end counts, and the limits on what it takes in at once. Relaxed
+// atomics only.
 #pragma once
 
 #include <array>
@@ -11,7 +12,8 @@
 
 namespace espalier::service {
 
-// Requests that hold memory: from the moment their message is here until their answer has left. 0: no limit.
+// Requests that hold memory: from the moment their message is here until their answer has left. 0:
+// no limit.
 struct InFlightLimits {
   int64_t max_requests = 0;
   int64_t max_bytes = 0;
@@ -21,8 +23,8 @@ class InFlight {
  public:
   explicit InFlight(InFlightLimits limits) : limits_(limits) {}
 
-  // Unavailable, without having taken anything, above a limit. One request is always let in, whatever its size: the limit on
-  // message size is another one.
+  // Unavailable, without having taken anything, above a limit. One request is always let in,
+  // whatever its size: the limit on message size is another one.
   absl::Status Enter(int64_t bytes);
   void Leave(int64_t bytes);
 

@@ -87,7 +87,8 @@ uint32_t WireReader::ReadFixed32() {
     Fail("ends in the middle of a field");
     return 0;
   }
-  Copy(reinterpret_cast<char*>(&value), sizeof(value));  // little-endian, as are the machines that we build for
+  Copy(reinterpret_cast<char*>(&value),
+       sizeof(value));  // little-endian, as are the machines that we build for
   return value;
 }
 
@@ -128,14 +129,15 @@ void WireReader::ReadBytes(runtime::ByteSlices* pieces) {
 
 bool WireReader::ReadTag(WireTag* tag) {
   if (position_ >= end_) return false;
-  const uint64_t value = ReadVarint();
-  const uint32_t type = value & 7;
+  const size_t begin = position_;
+  // As protobuf has it: five bytes at most, of which 32 bits count.
+  const uint32_t value = static_cast<uint32_t>(ReadVarint()), type = value & 7;
   if (!ok()) return false;
-  if (value > UINT32_MAX || (value >> 3) == 0 || type > 5) {
+  if (position_ - begin > 5 || (value >> 3) == 0 || type > 5) {
     Fail("a tag is no field number and wire type");
     return false;
   }
-  *tag = {static_cast<uint32_t>(value >> 3), static_cast<WireType>(type)};
+  *tag = {value >> 3, static_cast<WireType>(type)};
   return true;
 }
 
@@ -143,12 +145,23 @@ void WireReader::Skip(const WireTag& tag) { SkipField(tag, 0); }
 
 void WireReader::SkipField(const WireTag& tag, int depth) {
   switch (tag.type) {
-    case WireType::kVarint: ReadVarint(); return;
-    case WireType::kFixed64: ReadFixed64(); return;
-    case WireType::kFixed32: ReadFixed32(); return;
-    case WireType::kBytes: Advance(ReadLength()); return;
-    case WireType::kEndGroup: Fail("a group ends that did not begin"); return;
-    case WireType::kStartGroup: break;
+    case WireType::kVarint:
+      ReadVarint();
+      return;
+    case WireType::kFixed64:
+      ReadFixed64();
+      return;
+    case WireType::kFixed32:
+      ReadFixed32();
+      return;
+    case WireType::kBytes:
+      Advance(ReadLength());
+      return;
+    case WireType::kEndGroup:
+      Fail("a group ends that did not begin");
+      return;
+    case WireType::kStartGroup:
+      break;
   }
   if (depth >= kMaxGroupDepth) return Fail("groups are nested too deep");
   WireTag inner;

@@ -1,8 +1,9 @@
-// wire_reader.h — reads protobuf's wire format from a message that lies in pieces, without joining them.
+// wire_reader.h — reads protobuf's wire format from a message that lies in pieces, without joining
+// them.
 //
-// Every length is checked against what is left before anything is done with it, so that no number in a message can make
-// the reader allocate, overflow or run past the end. After an error the reader stays at the end: `ok()` is checked once,
-// when a message was read.
+// Every length is checked against what is left before anything is done with it, so that no number
+// in a message can make the reader allocate, overflow or run past the end. After an error the
+// reader stays at the end: `ok()` is checked once, when a message was read.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,14 @@
 
 namespace espalier::service {
 
-enum class WireType : uint8_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kStartGroup = 3, kEndGroup = 4, kFixed32 = 5 };
+enum class WireType : uint8_t {
+  kVarint = 0,
+  kFixed64 = 1,
+  kBytes = 2,
+  kStartGroup = 3,
+  kEndGroup = 4,
+  kFixed32 = 5
+};
 
 struct WireTag {
   uint32_t field = 0;
@@ -42,8 +50,8 @@ class WireReader {
   // A field of no interest, groups included.
   void Skip(const WireTag& tag);
 
-  // A length-delimited field as a message of its own: between Enter and Leave, ReadTag ends at its end. Leave takes what
-  // Enter returned.
+  // A length-delimited field as a message of its own: between Enter and Leave, ReadTag ends at its
+  // end. Leave takes what Enter returned.
   size_t Enter();
   void Leave(size_t outer_end);
 
@@ -60,7 +68,7 @@ class WireReader {
   void SkipField(const WireTag& tag, int depth);
 
   absl::Span<const runtime::ByteSlice> slices_;
-  size_t slice_ = 0;            // current slice
+  size_t slice_ = 0;             // current slice
   const uint8_t* at_ = nullptr;  // next byte and end of the current slice
   const uint8_t* slice_end_ = nullptr;
   size_t position_ = 0;  // of at_ in the whole message

@@ -13,7 +13,9 @@ size_t TotalBytes(const ByteSlices& slices) {
 
 std::string Printable(absl::string_view name) {
   constexpr size_t kMaxBytes = 128;
-  return name.size() <= kMaxBytes ? absl::CHexEscape(name) : absl::StrCat(absl::CHexEscape(name.substr(0, kMaxBytes)), "...");
+  return name.size() <= kMaxBytes
+             ? absl::CHexEscape(name)
+             : absl::StrCat(absl::CHexEscape(name.substr(0, kMaxBytes)), "...");
 }
 
 }  // namespace espalier::runtime

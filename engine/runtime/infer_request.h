@@ -1,13 +1,13 @@
 // infer_request.h — one inference request on its way through the runtime.
 //
-//   front end fills it ──ServedVersion::Submit──▶ checked, queued ──instance's thread──▶ executed ──▶ Answer
+//   front end fills it ──ServedVersion::Submit──▶ checked, queued ──▶ executed ──▶ Answer
 //
-// Memory   The request borrows the bytes of its inputs (a received message, in whatever pieces and alignment it came)
-//          and lends memory for its outputs; it must stay alive, and the bytes in place, until Answer was called.
-//          Inputs are copied once, into the aligned buffer of the instance that runs them; outputs once, from there into
-//          the memory that AllocateOutputs gave.
-// Threads  Cancel may be called at any time from any thread. Everything else belongs to one thread at a time: the front
-//          end's until Submit, the runtime's from then on.
+// Memory   The request borrows the bytes of its inputs (a received message, in whatever pieces and
+//          alignment it came) and lends memory for its outputs; it must stay alive, and the bytes
+//          in place, until Answer was called. Inputs are copied once, into the aligned buffer of
+//          the instance that runs them; outputs once, from there into what AllocateOutputs gave.
+// Threads  Cancel may be called at any time from any thread. Everything else belongs to one thread
+//          at a time: the front end's until Submit, the runtime's from then on.
 #pragma once
 
 #include <atomic>
@@ -62,7 +62,8 @@ class InferRequest {
   std::vector<std::string> requested_outputs;  // empty: all, in the model's order
   int64_t arrival_nanos = NowNanos();
   int64_t deadline_nanos = INT64_MAX;  // on the clock of NowNanos; the client stops waiting then
-  int64_t timeout_micros = 0;          // in the queue, if the model allows requests to choose it; 0: the model's default
+  int64_t timeout_micros =
+      0;  // in the queue, if the model allows requests to choose it; 0: the model's default
 
   // Answered CANCELLED without being executed, unless its execution has already begun.
   void Cancel() { cancelled_.store(true, std::memory_order_relaxed); }
@@ -75,18 +76,20 @@ class InferRequest {
   std::vector<OutputTensor> outputs;             // in the order asked for
   int64_t queue_deadline_nanos = INT64_MAX;      // UNAVAILABLE "Request timeout expired" afterwards
 
-  // Sets `data` of every output to `bytes` bytes that stay valid until after Answer. Called once, after a run that went
-  // well. ResourceExhausted without memory.
+  // Sets `data` of every output to `bytes` bytes that stay valid until after Answer. Called once,
+  // after a run that went well. ResourceExhausted without memory.
   virtual absl::Status AllocateOutputs() = 0;
 
-  // The answer; called exactly once. The request may delete itself here: nobody touches it afterwards.
+  // The answer; called exactly once. The request may delete itself here: nobody touches it
+  // afterwards.
   virtual void Answer(absl::Status status) = 0;
 
  private:
   std::atomic<bool> cancelled_{false};
 };
 
-// A name sent by a client, fit for messages and logs: escaped where not printable, cut at 128 bytes.
+// A name sent by a client, fit for messages and logs: escaped where not printable, cut at 128
+// bytes.
 std::string Printable(absl::string_view name);
 
 }  // namespace espalier::runtime

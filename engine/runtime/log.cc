@@ -92,28 +92,34 @@ class LineFormatter final : public spdlog::formatter {
     }
     out.append(line.data(), line.data() + line.size());
   }
-  std::unique_ptr<spdlog::formatter> clone() const override { return std::make_unique<LineFormatter>(); }
+  std::unique_ptr<spdlog::formatter> clone() const override {
+    return std::make_unique<LineFormatter>();
+  }
 };
 
 }  // namespace
 
 void ConfigureLogging(LogFormat format, spdlog::level::level_enum level) {
   log_format.store(format, std::memory_order_relaxed);
-  auto logger = std::make_shared<spdlog::logger>("espalier", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  auto logger = std::make_shared<spdlog::logger>("espalier",
+                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
   logger->set_formatter(std::make_unique<LineFormatter>());
   logger->set_level(level);
   spdlog::set_default_logger(std::move(logger));
 }
 
 LogField::LogField(absl::string_view k, absl::string_view text) : key(k), value(text) {}
-LogField::LogField(absl::string_view k, int64_t number) : key(k), value(absl::StrCat(number)), is_number(true) {}
-LogField::LogField(absl::string_view k, uint64_t number) : key(k), value(absl::StrCat(number)), is_number(true) {}
+LogField::LogField(absl::string_view k, int64_t number)
+    : key(k), value(absl::StrCat(number)), is_number(true) {}
+LogField::LogField(absl::string_view k, uint64_t number)
+    : key(k), value(absl::StrCat(number)), is_number(true) {}
 LogField::LogField(absl::string_view k, double number)
     : key(k), value(absl::StrFormat("%.6g", number)), is_number(true) {}
 
 bool LogEnabled(spdlog::level::level_enum level) { return spdlog::should_log(level); }
 
-void LogEvent(spdlog::level::level_enum level, absl::string_view event, std::initializer_list<LogField> fields) {
+void LogEvent(spdlog::level::level_enum level, absl::string_view event,
+              std::initializer_list<LogField> fields) {
   if (!LogEnabled(level)) return;
   const bool json = log_format.load(std::memory_order_relaxed) == LogFormat::kJson;
   const std::string line = json ? RenderJson(event, fields) : RenderText(event, fields);

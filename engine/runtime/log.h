@@ -1,7 +1,7 @@
 // log.h — one log line per event, with fields: logfmt for people, JSON for collectors.
 //
-//   2026-01-31T12:00:00.123Z info  model loaded model=mlp version=1 layouts="diagonal(1) x3" load_ms=118
-//   {"time":"2026-01-31T12:00:00.123Z","level":"info","event":"model loaded","model":"mlp","version":1,…}
+//   2026-01-31T12:00:00.123Z info  model loaded model=mlp version=1 layouts="diagonal(1) x3"
+//   {"time":"2026-01-31T12:00:00.123Z","level":"info","event":"model loaded","model":"mlp",…}
 //
 // Plain spdlog calls of other folders come out in the same two forms, as an event without fields.
 #pragma once
@@ -16,12 +16,14 @@ namespace espalier::runtime {
 
 enum class LogFormat { kText, kJson };
 
-// Sets the format and level of the process's log, which goes to stderr. Before it is called: text, info.
+// Sets the format and level of the process's log, which goes to stderr. Before it is called: text,
+// info.
 void ConfigureLogging(LogFormat format, spdlog::level::level_enum level);
 
 struct LogField {
   LogField(absl::string_view key, absl::string_view text);
-  LogField(absl::string_view key, const std::string& text) : LogField(key, absl::string_view(text)) {}
+  LogField(absl::string_view key, const std::string& text)
+      : LogField(key, absl::string_view(text)) {}
   LogField(absl::string_view key, const char* text) : LogField(key, absl::string_view(text)) {}
   LogField(absl::string_view key, int64_t number);
   LogField(absl::string_view key, uint64_t number);
@@ -33,8 +35,10 @@ struct LogField {
   bool is_number = false;
 };
 
-// `event` is a constant phrase; what varies goes into fields. Costs nothing but the fields when `level` is off.
-void LogEvent(spdlog::level::level_enum level, absl::string_view event, std::initializer_list<LogField> fields);
+// `event` is a constant phrase; what varies goes into fields. Costs nothing but the fields when
+// `level` is off.
+void LogEvent(spdlog::level::level_enum level, absl::string_view event,
+              std::initializer_list<LogField> fields);
 
 // Whether a line of this level would be written.
 bool LogEnabled(spdlog::level::level_enum level);

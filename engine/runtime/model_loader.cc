@@ -10,9 +10,12 @@ namespace {
 
 planner::WeightMemory ToPlanner(formats::WeightMemory mode) {
   switch (mode) {
-    case formats::WeightMemory::kSmallest: return planner::WeightMemory::kSmallest;
-    case formats::WeightMemory::kBalanced: return planner::WeightMemory::kBalanced;
-    case formats::WeightMemory::kFastest: return planner::WeightMemory::kFastest;
+    case formats::WeightMemory::kSmallest:
+      return planner::WeightMemory::kSmallest;
+    case formats::WeightMemory::kBalanced:
+      return planner::WeightMemory::kBalanced;
+    case formats::WeightMemory::kFastest:
+      return planner::WeightMemory::kFastest;
   }
   return planner::WeightMemory::kBalanced;
 }
@@ -32,8 +35,9 @@ class FileModelLoader final : public ModelLoader {
     auto settings = formats::ReadModelSettings(job.config);
     if (!settings.ok()) return settings.status();
     const std::string& filename = job.config.default_model_filename();
-    auto graph = formats::ReadModel(absl::StrCat(job.directory, "/", job.version, "/",
-                                                 filename.empty() ? formats::kDefaultModelFilename : filename));
+    auto graph = formats::ReadModel(
+        absl::StrCat(job.directory, "/", job.version, "/",
+                     filename.empty() ? formats::kDefaultModelFilename : filename));
     if (!graph.ok()) return graph.status();
     std::vector<std::string> warnings;
     auto config = formats::CompleteModelConfig(std::move(job.config), job.model, *graph, &warnings);

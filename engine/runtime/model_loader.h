@@ -27,14 +27,15 @@ struct LoadedModel {
 class ModelLoader {
  public:
   virtual ~ModelLoader() = default;
-  // The config of the model in `directory`, empty when there is none; InvalidArgument when it cannot be read.
+  // The config of the model in `directory`, empty when there is none; InvalidArgument when it
+  // cannot be read.
   virtual absl::StatusOr<inference::ModelConfig> ReadConfig(const std::string& directory) = 0;
   // Errors name the file, the node or tensor, expected and got.
   virtual absl::StatusOr<LoadedModel> Load(LoadJob job) = 0;
 };
 
-// Reads `<directory>/<version>/<default_model_filename or model.onnx>` and prepares it on `device`, which must outlive
-// the loader and its models. `plan_cache_dir` may be empty.
+// Reads `<directory>/<version>/<default_model_filename or model.onnx>` and prepares it on `device`,
+// which must outlive the loader and its models. `plan_cache_dir` may be empty.
 std::unique_ptr<ModelLoader> MakeFileModelLoader(const Device& device, std::string plan_cache_dir);
 
 }  // namespace espalier::runtime

@@ -31,7 +31,9 @@ void LogLoaded(const ServedVersion& version) {
             {"load_ms", version.load_seconds() * 1e3}});
 }
 
-std::string Named(absl::string_view model) { return StrCat("Request for unknown model: '", Printable(model), "'"); }
+std::string Named(absl::string_view model) {
+  return StrCat("Request for unknown model: '", Printable(model), "'");
+}
 
 }  // namespace
 
@@ -50,7 +52,9 @@ ModelManager::~ModelManager() {
   for (const std::string& name : names) (void)Unload(name);
   {
     absl::MutexLock lock(&mutex_);
-    const auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return working_ == 0 && resident_ == 0; };
+    const auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+      return working_ == 0 && resident_ == 0;
+    };
     mutex_.Await(absl::Condition(&idle));
   }
   pool_.reset();
@@ -70,7 +74,9 @@ absl::Status ModelManager::Start() {
         if (is_new) {
           model.directory = entry.directory;
         } else {
-          RefuseLocked(entry.name, model, StrCat("the model is in two repositories: ", model.directory, " and ", entry.directory));
+          RefuseLocked(entry.name, model,
+                       StrCat("the model is in two repositories: ", model.directory, " and ",
+                              entry.directory));
         }
       }
     }
@@ -79,8 +85,9 @@ absl::Status ModelManager::Start() {
     }
     working_ += static_cast<int>(to_load.size()) + 1;  // one for Start itself
   }
-  const int64_t budget =
-      std::max(kMinMeasureBudgetMillis, options_.measure_budget_millis / std::max<int64_t>(1, static_cast<int64_t>(to_load.size())));
+  const int64_t budget = std::max(
+      kMinMeasureBudgetMillis,
+      options_.measure_budget_millis / std::max<int64_t>(1, static_cast<int64_t>(to_load.size())));
   for (std::string& name : to_load) {
     pool_->Schedule([this, name = std::move(name), budget] { LoadModel(name, budget); });
   }
@@ -121,17 +128,20 @@ void ModelManager::RefuseLocked(const std::string& name, Model& model, std::stri
   model.refused = std::move(reason);
 }
 
-std::vector<int64_t> ModelManager::SelectLocked(Model& model, const inference::ModelConfig& config) {
+std::vector<int64_t> ModelManager::SelectLocked(Model& model,
+                                                const inference::ModelConfig& config) {
   std::vector<int64_t> available, to_load;
   for (auto& [number, version] : model.versions) {
     available.push_back(number);
-    if (version.state == VersionState::kUnknown) version.reason = "not selected by the model's version_policy";
+    if (version.state == VersionState::kUnknown)
+      version.reason = "not selected by the model's version_policy";
   }
   for (int64_t number : SelectVersions(config.version_policy(), available)) {
     const auto place = model.versions.find(number);
     if (place == model.versions.end()) {
       Move(model.versions[number], VersionState::kUnavailable,
-           StrCat("selected by the model's version_policy, but there is no directory ", model.directory, "/", number));
+           StrCat("selected by the model's version_policy, but there is no directory ",
+                  model.directory, "/", number));
     } else if (IsTransition(place->second.state, VersionState::kLoading)) {
       Move(place->second, VersionState::kLoading, "");
       place->second.discard_when_loaded = false;
@@ -153,13 +163,16 @@ void ModelManager::LoadModel(const std::string& name, int64_t measure_budget_mil
   {
     absl::MutexLock lock(&mutex_);
     Model& model = models_.find(name)->second;
-    for (int64_t number : versions.ok() ? *versions : std::vector<int64_t>()) model.versions[number];
+    for (int64_t number : versions.ok() ? *versions : std::vector<int64_t>())
+      model.versions[number];
     if (!config.ok()) {
       RefuseLocked(name, model, std::string(config.status().message()));
     } else if (!versions.ok()) {
       RefuseLocked(name, model, std::string(versions.status().message()));
     } else if (model.versions.empty()) {
-      RefuseLocked(name, model, StrCat("no version in ", directory, "; expected a directory like ", directory, "/1"));
+      RefuseLocked(
+          name, model,
+          StrCat("no version in ", directory, "; expected a directory like ", directory, "/1"));
     } else if (!stopping_) {
       model.refused.clear();
       for (int64_t number : SelectLocked(model, *config)) {
@@ -185,14 +198,16 @@ void ModelManager::LoadVersion(LoadJob job) {
     latency = model.latency;
     abandoned = stopping_ || model.versions.find(number)->second.discard_when_loaded;
   }
-  absl::StatusOr<std::unique_ptr<ServedVersion>> result = absl::CancelledError("unloaded before it was loaded");
+  absl::StatusOr<std::unique_ptr<ServedVersion>> result =
+      absl::CancelledError("unloaded before it was loaded");
   if (!abandoned) {
     LogEvent(spdlog::level::info, "model loading", {{"model", name}, {"version", number}});
     const int64_t began = NowNanos();
     auto loaded = loader_->Load(std::move(job));
     if (loaded.ok()) SetPlanParameters(*loaded->model, loaded->config);
     result = !loaded.ok() ? loaded.status()
-                          : ServedVersion::Create({name, number, std::move(loaded->config), std::move(loaded->model), latency,
+                          : ServedVersion::Create({name, number, std::move(loaded->config),
+                                                   std::move(loaded->model), latency,
                                                    options_.default_max_pending,
                                                    static_cast<double>(NowNanos() - began) * 1e-9});
   }
@@ -200,7 +215,8 @@ void ModelManager::LoadVersion(LoadJob job) {
   EndWork();
 }
 
-void ModelManager::Publish(const std::string& name, int64_t number, absl::StatusOr<std::unique_ptr<ServedVersion>> result) {
+void ModelManager::Publish(const std::string& name, int64_t number,
+                           absl::StatusOr<std::unique_ptr<ServedVersion>> result) {
   VersionHandle handle;
   {
     absl::MutexLock lock(&mutex_);
@@ -232,7 +248,8 @@ void ModelManager::Retire(ServedVersion* last) {
   delete last;
   LogEvent(spdlog::level::info, "model unloaded", {{"model", name}, {"version", number}});
   absl::MutexLock lock(&mutex_);
-  Move(models_.find(name)->second.versions.find(number)->second, VersionState::kUnavailable, "unloaded");
+  Move(models_.find(name)->second.versions.find(number)->second, VersionState::kUnavailable,
+       "unloaded");
   --resident_;
 }
 
@@ -243,7 +260,8 @@ absl::Status ModelManager::Load(absl::string_view name) {
     if (found == models_.end()) return absl::NotFoundError(StrCat(Named(name), " is not found"));
     ++working_;
   }
-  pool_->Schedule([this, name = std::string(name)] { LoadModel(name, options_.measure_budget_millis); });
+  pool_->Schedule(
+      [this, name = std::string(name)] { LoadModel(name, options_.measure_budget_millis); });
   return absl::OkStatus();
 }
 
@@ -261,23 +279,28 @@ absl::Status ModelManager::Unload(absl::string_view name) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<VersionHandle> ModelManager::ActiveLocked(absl::string_view name, const Model& model) const {
+absl::StatusOr<VersionHandle> ModelManager::ActiveLocked(absl::string_view name,
+                                                         const Model& model) const {
   for (auto place = model.versions.rbegin(); place != model.versions.rend(); ++place) {
     if (place->second.state == VersionState::kReady) return place->second.handle;
   }
   for (const auto& [number, version] : model.versions) {
-    if (version.state == VersionState::kLoading || (version.state == VersionState::kUnknown && !started_)) {
-      return absl::UnavailableError(StrCat(Named(name), " is not at ready state: version ", number, " is loading"));
+    if (version.state == VersionState::kLoading ||
+        (version.state == VersionState::kUnknown && !started_)) {
+      return absl::UnavailableError(
+          StrCat(Named(name), " is not at ready state: version ", number, " is loading"));
     }
   }
   return absl::NotFoundError(StrCat(Named(name), " has no available versions"));
 }
 
-absl::StatusOr<VersionHandle> ModelManager::Find(absl::string_view name, absl::string_view version) const {
+absl::StatusOr<VersionHandle> ModelManager::Find(absl::string_view name,
+                                                 absl::string_view version) const {
   const std::optional<int64_t> number = ParseVersion(version);
   if (!version.empty() && !number) {
-    return absl::InvalidArgumentError(StrCat("failed to get model version from specified version string '",
-                                             Printable(version), "': expected an integer above zero, or nothing for the active version"));
+    return absl::InvalidArgumentError(
+        StrCat("failed to get model version from specified version string '", Printable(version),
+               "': expected an integer above zero, or nothing for the active version"));
   }
   absl::ReaderMutexLock lock(&mutex_);
   const auto model = models_.find(name);
@@ -288,8 +311,9 @@ absl::StatusOr<VersionHandle> ModelManager::Find(absl::string_view name, absl::s
     return absl::NotFoundError(StrCat(Named(name), " version ", *number, " is not found"));
   }
   if (found->second.state != VersionState::kReady) {
-    return absl::UnavailableError(
-        StrCat(Named(name), " version ", *number, " is not at ready state: it is ", NameOf(found->second.state)));
+    return absl::UnavailableError(StrCat(Named(name), " version ", *number,
+                                         " is not at ready state: it is ",
+                                         NameOf(found->second.state)));
   }
   return found->second.handle;
 }
@@ -323,7 +347,8 @@ absl::StatusOr<std::vector<VersionHandle>> ModelManager::Select(absl::string_vie
   if (auto found = Find(model, version); !found.ok()) return found.status();
   for (VersionHandle& handle : AllReady()) {
     if (handle->name() != model) continue;
-    if (version.empty() || absl::StrCat(handle->version()) == version) selected.push_back(std::move(handle));
+    if (version.empty() || absl::StrCat(handle->version()) == version)
+      selected.push_back(std::move(handle));
   }
   return selected;
 }
@@ -332,13 +357,16 @@ std::vector<ModelManager::IndexEntry> ModelManager::Index() const {
   std::vector<IndexEntry> index;
   absl::ReaderMutexLock lock(&mutex_);
   for (const auto& [name, model] : models_) {
-    for (const auto& [number, version] : model.versions) index.push_back({name, number, version.state, version.reason});
-    if (model.versions.empty()) index.push_back({name, 0, VersionState::kUnavailable, model.refused});
+    for (const auto& [number, version] : model.versions)
+      index.push_back({name, number, version.state, version.reason});
+    if (model.versions.empty())
+      index.push_back({name, 0, VersionState::kUnavailable, model.refused});
   }
   return index;
 }
 
-std::vector<std::pair<std::string, std::shared_ptr<const ModelLatency>>> ModelManager::Latencies() const {
+std::vector<std::pair<std::string, std::shared_ptr<const ModelLatency>>> ModelManager::Latencies()
+    const {
   std::vector<std::pair<std::string, std::shared_ptr<const ModelLatency>>> latencies;
   absl::ReaderMutexLock lock(&mutex_);
   for (const auto& [name, model] : models_) latencies.emplace_back(name, model.latency);

@@ -15,7 +15,8 @@ std::string CountSummary(const std::vector<std::string>& values) {
   std::map<std::string, int> counts;
   for (const std::string& value : values) ++counts[value];
   std::vector<std::pair<std::string, int>> sorted(counts.begin(), counts.end());
-  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const auto& a, const auto& b) { return a.second > b.second; });
   return absl::StrJoin(sorted, ", ", absl::PairFormatter(" x"));
 }
 
@@ -25,7 +26,8 @@ std::string LayoutsOf(const planner::LayerPlan& layer) {
   std::vector<std::string> layouts;
   for (const planner::BucketChoice& bucket : layer.buckets) {
     std::string layout = sparse::ToString(bucket.chosen.spec);
-    if (std::find(layouts.begin(), layouts.end(), layout) == layouts.end()) layouts.push_back(std::move(layout));
+    if (std::find(layouts.begin(), layouts.end(), layout) == layouts.end())
+      layouts.push_back(std::move(layout));
   }
   return absl::StrJoin(layouts, "+");
 }
@@ -64,7 +66,8 @@ void SetPlanParameters(const planner::PreparedModel& model, inference::ModelConf
       {"resident_weight_bytes", absl::StrCat(model.weight_bytes())},
       {"dense_weight_bytes", absl::StrCat(model.dense_weight_bytes())},
   };
-  for (const auto& [key, value] : values) (*config.mutable_parameters())[key].set_string_value(value);
+  for (const auto& [key, value] : values)
+    (*config.mutable_parameters())[key].set_string_value(value);
 }
 
 }  // namespace espalier::runtime

@@ -1,10 +1,11 @@
-// plan_parameters.h — what a loaded model tells about itself in ModelConfig.parameters, for `espalier models` and others.
+// plan_parameters.h — what a loaded model tells about itself in ModelConfig.parameters, for
+// `espalier models` and others.
 //
 //   key                     value
 //   plan                    the whole plan, JSON (planner::ToJson)
 //   plan_source             "measured", "cache", "cost model", "deterministic"
 //   device                  what it was planned for
-//   layouts                 layouts of the linear layers, "diagonal(1) x3, dense x1"; a layer with two has "csr+dense"
+//   layouts                 of the linear layers, "diagonal(1) x3, dense x1"; "csr+dense" for two
 //   structures              the structure found in their zeros, same form
 //   sparsity                share of zeros over all linear layers, 0 to 1, four decimals
 //   resident_weight_bytes   weights in memory, in their layouts

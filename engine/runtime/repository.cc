@@ -39,14 +39,18 @@ absl::StatusOr<std::vector<std::string>> ListDirectories(const std::string& dire
 }  // namespace
 
 bool IsModelName(absl::string_view name) {
-  const auto allowed = [](char c) { return c >= 0x20 && c < 0x7f && c != '/' && c != '\\' && c != '"'; };
-  return !name.empty() && name.size() <= 255 && name[0] != '.' && std::all_of(name.begin(), name.end(), allowed);
+  const auto allowed = [](char c) {
+    return c >= 0x20 && c < 0x7f && c != '/' && c != '\\' && c != '"';
+  };
+  return !name.empty() && name.size() <= 255 && name[0] != '.' &&
+         std::all_of(name.begin(), name.end(), allowed);
 }
 
 std::optional<int64_t> ParseVersion(absl::string_view text) {
   int64_t version = 0;
   if (text.empty() || text[0] < '1' || text[0] > '9') return std::nullopt;
-  if (!std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; })) return std::nullopt;
+  if (!std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; }))
+    return std::nullopt;
   if (!absl::SimpleAtoi(text, &version)) return std::nullopt;
   return version;
 }
@@ -81,14 +85,17 @@ absl::StatusOr<std::vector<int64_t>> ListVersions(const std::string& model_direc
   return versions;
 }
 
-std::vector<int64_t> SelectVersions(const inference::ModelVersionPolicy& policy, const std::vector<int64_t>& available) {
+std::vector<int64_t> SelectVersions(const inference::ModelVersionPolicy& policy,
+                                    const std::vector<int64_t>& available) {
   if (policy.has_all()) return available;
   if (policy.has_specific()) {
-    const std::set<int64_t> wanted(policy.specific().versions().begin(), policy.specific().versions().end());
+    const std::set<int64_t> wanted(policy.specific().versions().begin(),
+                                   policy.specific().versions().end());
     return {wanted.begin(), wanted.end()};
   }
   const size_t latest = policy.has_latest() ? std::max(policy.latest().num_versions(), 1u) : 1;
-  return {available.end() - static_cast<ptrdiff_t>(std::min(latest, available.size())), available.end()};
+  return {available.end() - static_cast<ptrdiff_t>(std::min(latest, available.size())),
+          available.end()};
 }
 
 }  // namespace espalier::runtime

@@ -5,8 +5,9 @@
 namespace espalier::runtime {
 namespace {
 
-// Falling asleep and being woken costs 5–10 µs and, on an idle core, the way out of its sleep state on top. After a
-// request the next one of a busy client is often that near; longer would burn the core that its client needs.
+// Falling asleep and being woken costs 5–10 µs and, on an idle core, the way out of its sleep state
+// on top. After a request the next one of a busy client is often that near; longer would burn the
+// core that its client needs.
 constexpr int64_t kSpinNanos = 20'000;
 
 void Pause() {
@@ -23,8 +24,8 @@ absl::Status RequestQueue::Push(InferRequest* request) {
     absl::MutexLock lock(&mutex_);
     const int64_t waiting = static_cast<int64_t>(requests_.size());
     if (max_pending_ > 0 && waiting >= max_pending_) {
-      return absl::UnavailableError(
-          absl::StrCat("Exceeds maximum queue size: ", waiting, " requests wait, at most ", max_pending_, " may"));
+      return absl::UnavailableError(absl::StrCat("Exceeds maximum queue size: ", waiting,
+                                                 " requests wait, at most ", max_pending_, " may"));
     }
     requests_.push_back(request);
     pending_.store(waiting + 1, std::memory_order_relaxed);

@@ -1,7 +1,7 @@
 // request_queue.h — the queue between front end threads and the instances of one model version.
 //
-// First in, first out, bounded. A waiting instance first spins for a moment (see kSpinNanos) and then sleeps; pushing to a
-// queue that nobody sleeps on costs no system call.
+// First in, first out, bounded. A waiting instance first spins for a moment (see kSpinNanos) and
+// then sleeps; pushing to a queue that nobody sleeps on costs no system call.
 #pragma once
 
 #include <atomic>
@@ -19,8 +19,8 @@ class RequestQueue {
   // `max_pending` requests may wait (those being executed do not count); 0: no limit.
   explicit RequestQueue(int64_t max_pending) : max_pending_(max_pending) {}
 
-  // Unavailable "Exceeds maximum queue size" when it is full. Counted under the lock, so that simultaneous pushes cannot
-  // overshoot.
+  // Unavailable "Exceeds maximum queue size" when it is full. Counted under the lock, so that
+  // simultaneous pushes cannot overshoot.
   absl::Status Push(InferRequest* request);
 
   // The oldest request; waits for one. Null once the queue is closed and empty.

@@ -25,14 +25,16 @@ absl::StatusOr<int> InstanceCount(const inference::ModelConfig& config, const st
 
 // Why a request that waited must not be executed any more; OK if it may.
 absl::Status Admissible(const InferRequest& request, int64_t now) {
-  if (request.cancelled()) return absl::CancelledError("request was cancelled while it waited; it was not executed");
+  if (request.cancelled())
+    return absl::CancelledError("request was cancelled while it waited; it was not executed");
   if (now >= request.deadline_nanos) {
-    return absl::DeadlineExceededError("deadline passed while the request waited; it was not executed");
+    return absl::DeadlineExceededError(
+        "deadline passed while the request waited; it was not executed");
   }
   if (now >= request.queue_deadline_nanos) {
-    return absl::UnavailableError(absl::StrCat("Request timeout expired: waited ", (now - request.arrival_nanos) / 1000,
-                                               " microseconds, allowed ",
-                                               (request.queue_deadline_nanos - request.arrival_nanos) / 1000));
+    return absl::UnavailableError(absl::StrCat(
+        "Request timeout expired: waited ", (now - request.arrival_nanos) / 1000,
+        " microseconds, allowed ", (request.queue_deadline_nanos - request.arrival_nanos) / 1000));
   }
   return absl::OkStatus();
 }
@@ -46,8 +48,9 @@ ServedVersion::QueuePolicy ServedVersion::PolicyOf(const Options& options) {
   if (from.max_queue_size() > 0) policy.max_pending = from.max_queue_size();
   // A timeout beyond a day is none, and its nanoseconds would overflow.
   constexpr uint64_t kDayMicros = 86'400'000'000;
-  policy.default_timeout_micros =
-      from.default_timeout_microseconds() > kDayMicros ? 0 : static_cast<int64_t>(from.default_timeout_microseconds());
+  policy.default_timeout_micros = from.default_timeout_microseconds() > kDayMicros
+                                      ? 0
+                                      : static_cast<int64_t>(from.default_timeout_microseconds());
   policy.allow_timeout_override = from.allow_timeout_override();
   policy.rejects_expired = from.timeout_action() == inference::ModelQueuePolicy::REJECT;
   return policy;
@@ -61,11 +64,12 @@ ServedVersion::ServedVersion(Options options, Signature signature, QueuePolicy p
       queue_(policy_.max_pending) {}
 
 absl::StatusOr<std::unique_ptr<ServedVersion>> ServedVersion::Create(Options options) {
-  auto signature = Signature::Create(options.name, options.config.max_batch_size(), options.model->inputs(),
-                                     options.model->outputs());
+  auto signature = Signature::Create(options.name, options.config.max_batch_size(),
+                                     options.model->inputs(), options.model->outputs());
   if (!signature.ok()) return signature.status();
   const QueuePolicy policy = PolicyOf(options);
-  std::unique_ptr<ServedVersion> version(new ServedVersion(std::move(options), *std::move(signature), policy));
+  std::unique_ptr<ServedVersion> version(
+      new ServedVersion(std::move(options), *std::move(signature), policy));
   if (absl::Status status = version->StartInstances(); !status.ok()) return status;
   return version;
 }
@@ -81,7 +85,8 @@ absl::Status ServedVersion::StartInstances() {
   for (auto& state : states_) {
     threads_.emplace_back([this, &state = *state] { InstanceLoop(state); });
     // Linux shows 15 characters of a thread's name.
-    pthread_setname_np(threads_.back().native_handle(), absl::StrCat("run ", name()).substr(0, 15).c_str());
+    pthread_setname_np(threads_.back().native_handle(),
+                       absl::StrCat("run ", name()).substr(0, 15).c_str());
   }
   return absl::OkStatus();
 }
@@ -102,7 +107,8 @@ int64_t ServedVersion::QueueDeadline(const InferRequest& request) const {
   if (policy_.allow_timeout_override && request.timeout_micros > 0) {
     micros = micros > 0 ? std::min(micros, request.timeout_micros) : request.timeout_micros;
   }
-  return micros == 0 || !policy_.rejects_expired ? INT64_MAX : request.arrival_nanos + micros * 1000;
+  return micros == 0 || !policy_.rejects_expired ? INT64_MAX
+                                                 : request.arrival_nanos + micros * 1000;
 }
 
 void ServedVersion::Submit(InferRequest* request) {
@@ -152,7 +158,8 @@ void ServedVersion::Execute(planner::ExecutionState& state, absl::Span<InferRequ
   }
 }
 
-void ServedVersion::CopyInputs(planner::ExecutionState& state, const InferRequest& request, int64_t first_item) const {
+void ServedVersion::CopyInputs(planner::ExecutionState& state, const InferRequest& request,
+                               int64_t first_item) const {
   for (size_t i = 0; i < signature_.inputs.size(); ++i) {
     std::byte* to = static_cast<std::byte*>(state.input(static_cast<int>(i))) +
                     static_cast<size_t>(first_item) * signature_.inputs[i].item_bytes;
@@ -167,8 +174,9 @@ absl::Status ServedVersion::CopyOutputs(const planner::ExecutionState& state, In
                                         int64_t first_item) const {
   if (absl::Status status = request.AllocateOutputs(); !status.ok()) return status;
   for (const OutputTensor& output : request.outputs) {
-    const std::byte* from = static_cast<const std::byte*>(state.output(output.index)) +
-                            static_cast<size_t>(first_item) * signature_.outputs[output.index].item_bytes;
+    const std::byte* from =
+        static_cast<const std::byte*>(state.output(output.index)) +
+        static_cast<size_t>(first_item) * signature_.outputs[output.index].item_bytes;
     std::memcpy(output.data, from, output.bytes);
   }
   return absl::OkStatus();
@@ -178,9 +186,11 @@ void ServedVersion::Complete(InferRequest* request, absl::Status status, const P
   const int64_t total = NowNanos() - request->arrival_nanos;
   statistics_.RecordRequest(status.code(), total, request->batch, phases);
   options_.latency->request.Observe(total);
-  for (int i = 0; phases != nullptr && i < kPhases; ++i) options_.latency->phases[i].Observe((*phases)[i]);
-  // The pin goes first, so that a version whose requests are all answered is held by nobody but its manager. From here on
-  // neither the request nor (when this thread is not an instance's) the version may be touched.
+  for (int i = 0; phases != nullptr && i < kPhases; ++i)
+    options_.latency->phases[i].Observe((*phases)[i]);
+  // The pin goes first, so that a version whose requests are all answered is held by nobody but its
+  // manager. From here on neither the request nor (when this thread is not an instance's) the
+  // version may be touched.
   request->version.reset();
   request->Answer(std::move(status));
 }

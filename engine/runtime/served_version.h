@@ -1,10 +1,12 @@
-// served_version.h — one version of one model, resident and running: its instances, their queue, its statistics.
+// served_version.h — one version of one model, resident and running: its instances, their queue,
+// its statistics.
 //
-//   Submit ──▶ BindRequest ──▶ RequestQueue ──▶ instance 0 … N−1 (a thread and an ExecutionState each) ──▶ Answer
+//   Submit ──▶ BindRequest ──▶ RequestQueue ──▶ instance 0 … N−1 ──▶ Answer
+//                                               (a thread and an ExecutionState each)
 //
-// Immutable but for queue and statistics. Held through VersionHandle: a handle pins the version, every request holds one
-// until it is answered, and the destructor (which joins the instances) runs on the thread that ModelManager chooses, never
-// on an instance or a front end thread.
+// Immutable but for queue and statistics. Held through VersionHandle: a handle pins the version,
+// every request holds one until it is answered, and the destructor (which joins the instances) runs
+// on the thread that ModelManager chooses, never on an instance or a front end thread.
 #pragma once
 
 #include <memory>
@@ -35,17 +37,21 @@ class ServedVersion {
     double load_seconds = 0;                // reading, planning and preparing
   };
 
-  // Makes the instances and starts their threads. InvalidArgument for a config that contradicts the model or asks for what
-  // this build has not (a GPU instance), ResourceExhausted without memory.
+  // Makes the instances and starts their threads. InvalidArgument for a config that contradicts the
+  // model or asks for what this build has not (a GPU instance), ResourceExhausted without memory.
   static absl::StatusOr<std::unique_ptr<ServedVersion>> Create(Options options);
   // Answers what is still queued, joins the instances, frees the model.
   ~ServedVersion();
 
-  // Checks the request and queues it; it is answered through Answer in every case, perhaps before Submit returns.
-  // `request->version` must be a handle of this version; the caller holds another one while it calls.
+  // Checks the request and queues it; it is answered through Answer in every case, perhaps before
+  // Submit returns. `request->version` must be a handle of this version; the caller holds another
+  // one while it calls.
   void Submit(InferRequest* request);
-  // Answers a request that the front end found faulty, so that it is counted like those that Submit refuses. Same terms.
-  void Refuse(InferRequest* request, absl::Status status) { Complete(request, std::move(status), nullptr); }
+  // Answers a request that the front end found faulty, so that it is counted like those that Submit
+  // refuses. Same terms.
+  void Refuse(InferRequest* request, absl::Status status) {
+    Complete(request, std::move(status), nullptr);
+  }
 
   const std::string& name() const { return signature_.model; }
   int64_t version() const { return options_.version; }
@@ -73,8 +79,10 @@ class ServedVersion {
   absl::Status StartInstances();
   void InstanceLoop(planner::ExecutionState& state);
   void Execute(planner::ExecutionState& state, absl::Span<InferRequest* const> batch);
-  void CopyInputs(planner::ExecutionState& state, const InferRequest& request, int64_t first_item) const;
-  absl::Status CopyOutputs(const planner::ExecutionState& state, InferRequest& request, int64_t first_item) const;
+  void CopyInputs(planner::ExecutionState& state, const InferRequest& request,
+                  int64_t first_item) const;
+  absl::Status CopyOutputs(const planner::ExecutionState& state, InferRequest& request,
+                           int64_t first_item) const;
   int64_t QueueDeadline(const InferRequest& request) const;
   // Counts and answers. `phases` is null for a request that was not executed.
   void Complete(InferRequest* request, absl::Status status, const PhaseNanos* phases);

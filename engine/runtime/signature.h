@@ -22,16 +22,16 @@ struct Signature {
   int64_t max_batch_size = 0;  // 0: the model does not batch
   std::vector<TensorSpec> inputs, outputs;
 
-  // InvalidArgument when an input or output contradicts `max_batch_size` (a batching model has kBatch as first dimension
-  // everywhere, another one nowhere) has no fixed size per item, or
-  // when `max_batch_size` is outside [0, kMaxBatchSizeLimit].
+  // InvalidArgument when an input or output contradicts `max_batch_size` (a batching model has
+  // kBatch as first dimension everywhere, another one nowhere) has no fixed size per item, or when
+  // `max_batch_size` is outside [0, kMaxBatchSizeLimit].
   static absl::StatusOr<Signature> Create(std::string model, int64_t max_batch_size,
                                           const std::vector<formats::ValueInfo>& inputs,
                                           const std::vector<formats::ValueInfo>& outputs);
 };
 
-// Checks names, types, shapes, batch and sizes of the request's inputs and the outputs it asks for, and fills batch,
-// input_of and outputs. InvalidArgument names the tensor, expected and got.
+// Checks names, types, shapes, batch and sizes of the request's inputs and the outputs it asks for,
+// and fills batch, input_of and outputs. InvalidArgument names the tensor, expected and got.
 absl::Status BindRequest(const Signature& signature, InferRequest& request);
 
 }  // namespace espalier::runtime

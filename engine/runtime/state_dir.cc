@@ -18,7 +18,8 @@ absl::Status CreateDirectory(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
   if (!error) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat("cannot create state directory ", path, ": ", error.message()));
+  return absl::PermissionDeniedError(
+      absl::StrCat("cannot create state directory ", path, ": ", error.message()));
 }
 
 std::string OwnerOf(int lock) {
@@ -34,13 +35,14 @@ absl::StatusOr<std::unique_ptr<StateDir>> StateDir::Open(const std::string& path
   const std::string file = path + "/lock";
   const int lock = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (lock < 0) {
-    return absl::PermissionDeniedError(absl::StrCat("cannot open ", file, ": ", std::strerror(errno)));
+    return absl::PermissionDeniedError(
+        absl::StrCat("cannot open ", file, ": ", std::strerror(errno)));
   }
   if (flock(lock, LOCK_EX | LOCK_NB) != 0) {
     const absl::Status status = absl::UnavailableError(
-        errno == EWOULDBLOCK
-            ? absl::StrCat("state directory ", path, " is in use by process ", OwnerOf(lock), "; each server needs its own")
-            : absl::StrCat("cannot lock ", file, ": ", std::strerror(errno)));
+        errno == EWOULDBLOCK ? absl::StrCat("state directory ", path, " is in use by process ",
+                                            OwnerOf(lock), "; each server needs its own")
+                             : absl::StrCat("cannot lock ", file, ": ", std::strerror(errno)));
     close(lock);
     return status;
   }

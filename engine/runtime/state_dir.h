@@ -1,4 +1,5 @@
-// state_dir.h — the directory that belongs to one server process: plan caches now, journals and version state later.
+// state_dir.h — the directory that belongs to one server process: plan caches now, journals and
+// version state later.
 #pragma once
 
 #include <memory>
@@ -10,9 +11,9 @@ namespace espalier::runtime {
 
 class StateDir {
  public:
-  // Creates `path` if need be and locks it (flock on `<path>/lock`, released by the kernel when the process ends, however
-  // it ends). Unavailable, with the owner's process id, when another process holds it; PermissionDenied when it cannot
-  // be written.
+  // Creates `path` if need be and locks it (flock on `<path>/lock`, released by the kernel when the
+  // process ends, however it ends). Unavailable, with the owner's process id, when another process
+  // holds it; PermissionDenied when it cannot be written.
   static absl::StatusOr<std::unique_ptr<StateDir>> Open(const std::string& path);
   ~StateDir();
   StateDir(const StateDir&) = delete;

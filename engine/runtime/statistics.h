@@ -1,9 +1,10 @@
-// statistics.h — what is counted while serving: relaxed atomics only, so that no request waits for another or for a
-// scrape. Readers see each number exactly, and several numbers of one request possibly at different moments.
+// statistics.h — what is counted while serving: relaxed atomics only, so that no request waits for
+// another or for a scrape. Readers see each number exactly, and several numbers of one request
+// possibly at different moments.
 //
 // Times are monotonic nanoseconds. A request's life:
 //
-//   arrival ──queue──▶ its batch starts ──input──▶ copied in ──infer──▶ model ran ──output──▶ copied out, answered
+//   arrival ──queue──▶ batch starts ──input──▶ copied in ──infer──▶ model ran ──output──▶ answered
 #pragma once
 
 #include <array>
@@ -19,15 +20,16 @@ namespace espalier::runtime {
 
 // Monotonic clock, in nanoseconds.
 inline int64_t NowNanos() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
 
 // One line per phase of a request: enumerator, name in metrics.
-#define ESPALIER_PHASES(X)            \
-  X(kQueue, "queue")                  \
-  X(kComputeInput, "compute_input")   \
-  X(kComputeInfer, "compute_infer")   \
+#define ESPALIER_PHASES(X)          \
+  X(kQueue, "queue")                \
+  X(kComputeInput, "compute_input") \
+  X(kComputeInfer, "compute_infer") \
   X(kComputeOutput, "compute_output")
 
 enum class Phase : uint8_t {
@@ -56,9 +58,9 @@ struct DurationCounter {
   }
 };
 
-// Durations in fixed buckets, 1-2-5 per decade from 10 µs to 10 s: a bare handoff is about 10 µs, and above 10 s the
-// exact value no longer matters to anybody. A bucket counts its own range only, one addition per duration; whoever
-// reads it sums up.
+// Durations in fixed buckets, 1-2-5 per decade from 10 µs to 10 s: a bare handoff is about 10 µs,
+// and above 10 s the exact value no longer matters to anybody. A bucket counts its own range only,
+// one addition per duration; whoever reads it sums up.
 class LatencyHistogram {
  public:
   static constexpr int kBuckets = 20;
@@ -68,8 +70,9 @@ class LatencyHistogram {
   void Observe(int64_t duration_nanos);
 
   struct Snapshot {
-    std::array<uint64_t, kBuckets> buckets{};  // not cumulative; buckets[i] ≤ Bounds()[i], the last is +Inf
-    uint64_t count = 0;                  // sum of the buckets, so the two always agree
+    std::array<uint64_t, kBuckets>
+        buckets{};       // not cumulative; buckets[i] ≤ Bounds()[i], the last is +Inf
+    uint64_t count = 0;  // sum of the buckets, so the two always agree
     uint64_t nanos = 0;
   };
   Snapshot Read() const;
@@ -79,7 +82,8 @@ class LatencyHistogram {
   std::atomic<uint64_t> nanos_{0};
 };
 
-// Kept per model name, over all its versions: histogram series do not multiply with every new version.
+// Kept per model name, over all its versions: histogram series do not multiply with every new
+// version.
 struct ModelLatency {
   LatencyHistogram request;  // arrival to answer, every request that reached the model
   std::array<LatencyHistogram, kPhases> phases;
@@ -94,7 +98,8 @@ class VersionStatistics {
   explicit VersionStatistics(int64_t max_batch_size);
 
   // One answered request of `items` items. `phases` is null for a request that was never executed.
-  void RecordRequest(absl::StatusCode code, int64_t total_nanos, int64_t items, const PhaseNanos* phases);
+  void RecordRequest(absl::StatusCode code, int64_t total_nanos, int64_t items,
+                     const PhaseNanos* phases);
   // One execution; `phases` without kQueue.
   void RecordExecution(int64_t items, const PhaseNanos& phases);
 
@@ -109,7 +114,9 @@ class VersionStatistics {
   std::atomic<uint64_t> inferences{0};          // items in successful requests
   std::atomic<uint64_t> executions{0};
   std::atomic<int64_t> last_inference_millis{0};  // since the epoch
-  absl::Span<const Execution> by_batch_size() const { return {by_batch_size_.get(), batch_sizes_}; }  // index: size
+  absl::Span<const Execution> by_batch_size() const {
+    return {by_batch_size_.get(), batch_sizes_};
+  }  // index: size
 
  private:
   size_t batch_sizes_;

@@ -1,12 +1,13 @@
 // version_state.h — the life of one version of one model.
 //
-//   UNKNOWN ──load──▶ LOADING ──loaded──▶ READY ──unload──▶ UNLOADING ──last request answered──▶ UNAVAILABLE
-//      │               │    ▲                                                                    │     ▲
-//      │               │    └──────────────────────────────── load ──────────────────────────────┘     │
-//      │               └─────────── failed, or unloaded while loading ─────────────────────────────────┤
-//      └─────────────────────────── refused: bad config, name taken twice ─────────────────────────────┘
+//   UNKNOWN ──load──▶ LOADING ──loaded──▶ READY ──unload──▶ UNLOADING ──all answered──▶ UNAVAILABLE
+//      │               │    ▲                                                           │     ▲
+//      │               │    └──────────────────────────── load ─────────────────────────┘     │
+//      │               └─────────── failed, or unloaded while loading ────────────────────────┤
+//      └─────────────────────────── refused: bad config, name taken twice ────────────────────┘
 //
-//   UNKNOWN      in the repository, never asked to load (its version policy does not select it, or its turn has not come)
+//   UNKNOWN      in the repository, never asked to load: its version policy does not select it, or
+//                its turn has not come
 //   UNLOADING    no new request finds it; those that hold it are still answered
 //   UNAVAILABLE  not in memory; the reason says why
 #pragma once
@@ -41,11 +42,16 @@ constexpr const char* NameOf(VersionState state) {
 // Whether the chain above has an arrow from `from` to `to`.
 constexpr bool IsTransition(VersionState from, VersionState to) {
   switch (from) {
-    case VersionState::kUnknown: return to == VersionState::kLoading || to == VersionState::kUnavailable;
-    case VersionState::kUnavailable: return to == VersionState::kLoading;
-    case VersionState::kLoading: return to == VersionState::kReady || to == VersionState::kUnavailable;
-    case VersionState::kReady: return to == VersionState::kUnloading;
-    case VersionState::kUnloading: return to == VersionState::kUnavailable;
+    case VersionState::kUnknown:
+      return to == VersionState::kLoading || to == VersionState::kUnavailable;
+    case VersionState::kUnavailable:
+      return to == VersionState::kLoading;
+    case VersionState::kLoading:
+      return to == VersionState::kReady || to == VersionState::kUnavailable;
+    case VersionState::kReady:
+      return to == VersionState::kUnloading;
+    case VersionState::kUnloading:
+      return to == VersionState::kUnavailable;
   }
   return false;
 }

@@ -20,7 +20,8 @@ inline std::string HttpGet(int port, const std::string& path) {
     const std::string request = "GET " + path + " HTTP/1.0\r\n\r\n";
     char buffer[4096];
     if (send(fd, request.data(), request.size(), 0) > 0) {
-      for (ssize_t n; (n = recv(fd, buffer, sizeof(buffer), 0)) > 0;) answer.append(buffer, static_cast<size_t>(n));
+      for (ssize_t n; (n = recv(fd, buffer, sizeof(buffer), 0)) > 0;)
+        answer.append(buffer, static_cast<size_t>(n));
     }
   }
   close(fd);

@@ -19,17 +19,20 @@ std::vector<runtime::ByteSlice> Pieces(const std::string& bytes, const std::vect
     pieces.push_back({reinterpret_cast<const std::byte*>(bytes.data()) + begin, cut - begin});
     begin = cut;
   }
-  pieces.push_back({reinterpret_cast<const std::byte*>(bytes.data()) + begin, bytes.size() - begin});
+  pieces.push_back(
+      {reinterpret_cast<const std::byte*>(bytes.data()) + begin, bytes.size() - begin});
   return pieces;
 }
 
-absl::Status Decode(const std::string& bytes, DecodedRequest* request, const std::vector<size_t>& cuts = {}) {
+absl::Status Decode(const std::string& bytes, DecodedRequest* request,
+                    const std::vector<size_t>& cuts = {}) {
   return DecodeInferRequest(Pieces(bytes, cuts), request);
 }
 
 std::string Join(const runtime::ByteSlices& slices) {
   std::string bytes;
-  for (const runtime::ByteSlice& slice : slices) bytes.append(reinterpret_cast<const char*>(slice.data), slice.size);
+  for (const runtime::ByteSlice& slice : slices)
+    bytes.append(reinterpret_cast<const char*>(slice.data), slice.size);
   return bytes;
 }
 
@@ -39,7 +42,8 @@ std::string Describe(const DecodedRequest& request) {
   out.set_model_name(request.model_name);
   out.set_model_version(request.model_version);
   out.set_id(request.id);
-  if (request.timeout_micros != 0) (*out.mutable_parameters())["timeout"].set_int64_param(request.timeout_micros);
+  if (request.timeout_micros != 0)
+    (*out.mutable_parameters())["timeout"].set_int64_param(request.timeout_micros);
   for (const DecodedInput& input : request.inputs) {
     auto* to = out.add_inputs();
     to->set_name(input.name);
@@ -55,7 +59,8 @@ std::string Describe(const DecodedRequest& request) {
 
 std::string Describe(inference::ModelInferRequest request) {
   int64_t timeout = 0;
-  if (request.parameters().contains("timeout")) timeout = request.parameters().at("timeout").int64_param();
+  if (request.parameters().contains("timeout"))
+    timeout = request.parameters().at("timeout").int64_param();
   request.clear_parameters();
   if (timeout != 0) (*request.mutable_parameters())["timeout"].set_int64_param(timeout);
   for (auto& input : *request.mutable_inputs()) input.clear_parameters();
@@ -66,7 +71,10 @@ std::string Describe(inference::ModelInferRequest request) {
 
 inference::ModelInferRequest RandomRequest(std::mt19937& random) {
   const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-  const auto text = [&] { return std::string(static_cast<size_t>(pick(4) == 0 ? 200 : pick(10)), static_cast<char>('a' + pick(26))); };
+  const auto text = [&] {
+    return std::string(static_cast<size_t>(pick(4) == 0 ? 200 : pick(10)),
+                       static_cast<char>('a' + pick(26)));
+  };
   inference::ModelInferRequest request;
   request.set_model_name(text());
   if (pick(2)) request.set_model_version(text());
@@ -80,11 +88,13 @@ inference::ModelInferRequest RandomRequest(std::mt19937& random) {
     for (int d = pick(5); d > 0; --d) input->add_shape(pick(3) ? pick(2000) : -1);
     if (pick(2)) (*input->mutable_parameters())[text()].set_bool_param(true);
     if (pick(3) == 0) {
-      for (int e = pick(50); e > 0; --e) input->mutable_contents()->add_fp32_contents(static_cast<float>(e));
+      for (int e = pick(50); e > 0; --e)
+        input->mutable_contents()->add_fp32_contents(static_cast<float>(e));
     }
   }
   for (int i = pick(3); i > 0; --i) request.add_outputs()->set_name(text());
-  for (int i = pick(3); i > 0; --i) request.add_raw_input_contents(std::string(static_cast<size_t>(pick(300)), '\x7f'));
+  for (int i = pick(3); i > 0; --i)
+    request.add_raw_input_contents(std::string(static_cast<size_t>(pick(300)), '\x7f'));
   return request;
 }
 
@@ -100,7 +110,8 @@ TEST(InferDecoderTest, AgreesWithProtobufWhereverTheMessageIsCut) {
       ASSERT_EQ(Describe(decoded), expected) << "round " << round << " cut " << cut;
     }
     std::vector<size_t> every;
-    for (size_t cut = 0; cut < bytes.size(); ++cut) every.push_back(cut);  // one byte each, and an empty one in front
+    for (size_t cut = 0; cut < bytes.size(); ++cut)
+      every.push_back(cut);  // one byte each, and an empty one in front
     DecodedRequest decoded;
     ASSERT_TRUE(Decode(bytes, &decoded, every).ok());
     ASSERT_EQ(Describe(decoded), expected);
@@ -108,6 +119,7 @@ TEST(InferDecoderTest, AgreesWithProtobufWhereverTheMessageIsCut) {
 }
 
 TEST(InferDecoderTest, ATruncatedMessageIsRefusedOrAgreesWithProtobuf) {
+  google::protobuf::LogSilencer silence;  // it reports every string that is not UTF-8
   std::mt19937 random(7);
   for (int round = 0; round < 40; ++round) {
     const std::string bytes = RandomRequest(random).SerializeAsString();
@@ -125,7 +137,7 @@ TEST(InferDecoderTest, ATruncatedMessageIsRefusedOrAgreesWithProtobuf) {
 }
 
 TEST(InferDecoderTest, ADamagedMessageNeverDisagreesOnWhatBothAccept) {
-  google::protobuf::LogSilencer silence;  // it reports every string that is not UTF-8
+  google::protobuf::LogSilencer silence;
   std::mt19937 random(11);
   int accepted = 0;
   for (int round = 0; round < 20000; ++round) {
@@ -134,8 +146,10 @@ TEST(InferDecoderTest, ADamagedMessageNeverDisagreesOnWhatBothAccept) {
     for (int i = 0; i < 3; ++i) bytes[random() % bytes.size()] = static_cast<char>(random());
     inference::ModelInferRequest parsed;
     DecodedRequest decoded;
-    if (!Decode(bytes, &decoded, {bytes.size() / 3}).ok() || !parsed.ParseFromString(bytes)) continue;
-    // Contents stay unread here, and an int64 in another field of the oneof is no timeout to either.
+    if (!Decode(bytes, &decoded, {bytes.size() / 3}).ok() || !parsed.ParseFromString(bytes))
+      continue;
+    // Contents stay unread here, and an int64 in another field of the oneof is no timeout to
+    // either.
     for (DecodedInput& input : decoded.inputs) input.has_contents = false;
     for (auto& input : *parsed.mutable_inputs()) input.clear_contents();
     decoded.timeout_micros = 0;
@@ -157,7 +171,8 @@ TEST(InferDecoderTest, MalformedBytesAreRefusedWithTheirPlace) {
       {"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "a varint has more than 10 bytes"},
       {std::string("\x00\x00", 2), "a tag is no field number"},
       {"\x0f\x01", "a tag is no field number"},
-      {"\x2a\x04\x1a\x08\x01\x01", "a length exceeds what is left"},  // inner length beyond the inner message
+      {"\x2a\x04\x1a\x08\x01\x01",
+       "a length exceeds what is left"},  // inner length beyond the inner message
       {"\x0c", "a group ends that did not begin"},
       {"\x7b\x08\x01", "ends in the middle of a group"},
       {"\x7b\x84\x01", "a group ends that did not begin"},
@@ -177,11 +192,12 @@ TEST(InferDecoderTest, MalformedBytesAreRefusedWithTheirPlace) {
 }
 
 TEST(InferDecoderTest, UnknownFieldsAndGroupsAreSkipped) {
-  std::string bytes = "\x7b\x08\x01\x12\x02hi\x7b\x0d\x01\x02\x03\x04\x7c\x7c";  // group 15 with a group in it
+  std::string bytes =
+      "\x7b\x08\x01\x12\x02hi\x7b\x0d\x01\x02\x03\x04\x7c\x7c";  // group 15 with a group in it
   bytes += "\x0a\x01m";
-  bytes += "\x82\x7d\x03xyz";                         // field 2000, bytes
+  bytes += "\x82\x7d\x03xyz";                            // field 2000, bytes
   bytes += std::string("\x81\x7d\1\2\3\4\5\6\7\0", 10);  // field 2000, fixed64
-  bytes += "\x08\x05";                                // field 1 as a number: not the model's name
+  bytes += "\x08\x05";  // field 1 as a number: not the model's name
   DecodedRequest request;
   ASSERT_TRUE(Decode(bytes, &request, {5, 9}).ok());
   EXPECT_EQ(request.model_name, "m");
@@ -191,7 +207,8 @@ TEST(InferDecoderTest, UnknownFieldsAndGroupsAreSkipped) {
 
 TEST(InferDecoderTest, NestedGroupsEndSomewhere) {
   DecodedRequest request;
-  EXPECT_THAT(std::string(Decode(std::string(1'000'000, '\x7b'), &request).message()), HasSubstr("nested too deep"));
+  EXPECT_THAT(std::string(Decode(std::string(1'000'000, '\x7b'), &request).message()),
+              HasSubstr("nested too deep"));
 }
 
 TEST(InferDecoderTest, TheLastOfARepeatedScalarWinsAndContentsMerge) {
@@ -206,7 +223,8 @@ TEST(InferDecoderTest, TheLastOfARepeatedScalarWinsAndContentsMerge) {
   one.add_fp32_contents(1);
   two.add_fp32_contents(2);
   const std::string a = one.SerializeAsString(), b = two.SerializeAsString();
-  std::string input = "\x2a" + std::string(1, static_cast<char>(a.size())) + a + "\x2a" + std::string(1, static_cast<char>(b.size())) + b;
+  std::string input = "\x2a" + std::string(1, static_cast<char>(a.size())) + a + "\x2a" +
+                      std::string(1, static_cast<char>(b.size())) + b;
   const std::string message = "\x2a" + std::string(1, static_cast<char>(input.size())) + input;
   request = {};
   ASSERT_TRUE(Decode(message, &request).ok());
@@ -232,8 +250,10 @@ TEST(InferDecoderTest, CountsAreCappedBeforeTheyCostMemory) {
     EXPECT_THAT(std::string(Decode(bytes, &request).message()), HasSubstr("more than 1024"));
   }
   DecodedRequest request;
-  EXPECT_THAT(std::string(Decode("\x2a" + std::string(1, static_cast<char>(rank.size())) + rank, &request).message()),
-              HasSubstr("more than 32 dimensions"));
+  EXPECT_THAT(
+      std::string(Decode("\x2a" + std::string(1, static_cast<char>(rank.size())) + rank, &request)
+                      .message()),
+      HasSubstr("more than 32 dimensions"));
 }
 
 TEST(InferDecoderTest, ParametersThatMatterAreNoticed) {

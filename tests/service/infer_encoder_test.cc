@@ -11,12 +11,15 @@ namespace {
 TEST(InferEncoderTest, ProtobufReadsWhatWasWritten) {
   const std::string long_name(300, 'n');
   const auto signature = *runtime::Signature::Create(
-      "model", 8, {}, {{"scores", DType::kFloat32, {kBatch, 10}}, {long_name, DType::kInt64, {kBatch}}});
-  std::vector<runtime::OutputTensor> outputs = {{1, {300}, 2400, nullptr}, {0, {300, 10}, 12000, nullptr}};
+      "model", 8, {},
+      {{"scores", DType::kFloat32, {kBatch, 10}}, {long_name, DType::kInt64, {kBatch}}});
+  std::vector<runtime::OutputTensor> outputs = {{1, {300}, 2400, nullptr},
+                                                {0, {300, 10}, 12000, nullptr}};
   InferResponse response(signature, INT64_MAX, "id-7", outputs);
   std::string bytes(response.bytes(), '\xee');
   response.Write(reinterpret_cast<std::byte*>(bytes.data()));
-  for (runtime::OutputTensor& output : outputs) std::memset(output.data, 'a' + output.index, output.bytes);
+  for (runtime::OutputTensor& output : outputs)
+    std::memset(output.data, 'a' + output.index, output.bytes);
   inference::ModelInferResponse parsed;
   ASSERT_TRUE(parsed.ParseFromString(bytes));
   EXPECT_EQ(parsed.model_name(), "model");
@@ -34,7 +37,8 @@ TEST(InferEncoderTest, ProtobufReadsWhatWasWritten) {
 }
 
 TEST(InferEncoderTest, EmptyIdShapeAndTensorArePresentOrAbsentAsProtobufHasThem) {
-  const auto signature = *runtime::Signature::Create("m", 0, {}, {{"y", DType::kFloat32, {}}, {"z", DType::kFloat32, {0}}});
+  const auto signature = *runtime::Signature::Create(
+      "m", 0, {}, {{"y", DType::kFloat32, {}}, {"z", DType::kFloat32, {0}}});
   std::vector<runtime::OutputTensor> outputs = {{0, {}, 4, nullptr}, {1, {0}, 0, nullptr}};
   InferResponse response(signature, 1, "", outputs);
   std::string bytes(response.bytes(), '\0');

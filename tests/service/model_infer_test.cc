@@ -69,8 +69,10 @@ TEST_F(ModelInferTest, TakesTypedContentsAndRequestedOutputs) {
   StartServer();
   ModelInferRequest request = TwoInputs();
   request.clear_raw_input_contents();
-  for (float value : {1.f, 2.f, 3.f, 4.f}) request.mutable_inputs(0)->mutable_contents()->add_fp32_contents(value);
-  for (int64_t value : {-5, 6}) request.mutable_inputs(1)->mutable_contents()->add_int64_contents(value);
+  for (float value : {1.f, 2.f, 3.f, 4.f})
+    request.mutable_inputs(0)->mutable_contents()->add_fp32_contents(value);
+  for (int64_t value : {-5, 6})
+    request.mutable_inputs(1)->mutable_contents()->add_int64_contents(value);
   request.add_outputs()->set_name("z");
   request.add_outputs()->set_name("y");
   ModelInferResponse response;
@@ -95,7 +97,8 @@ TEST_F(ModelInferTest, UnknownParametersAreAccepted) {
 
 TEST_F(ModelInferTest, UnknownModelsAndVersionsAreNotFound) {
   StartServer();
-  ExpectRefused(RawRequest(1, "nothing"), grpc::NOT_FOUND, "Request for unknown model: 'nothing' is not found");
+  ExpectRefused(RawRequest(1, "nothing"), grpc::NOT_FOUND,
+                "Request for unknown model: 'nothing' is not found");
   ExpectRefused(RawRequest(1, "../etc/passwd"), grpc::NOT_FOUND, "is not found");
   ExpectRefused(RawRequest(1, ""), grpc::NOT_FOUND, "is not found");
   ExpectRefused(RawRequest(1, "broken"), grpc::NOT_FOUND, "'broken' has no available versions");
@@ -124,10 +127,12 @@ TEST_F(ModelInferTest, AModelThatIsNotReadyIsUnavailable) {
 
 TEST_F(ModelInferTest, ShapesTypesAndNamesThatDoNotFitAreInvalid) {
   StartServer();
-  ExpectRefused(RawRequest(9), grpc::INVALID_ARGUMENT, "inference request batch-size must be <= 8 for 'm'");
+  ExpectRefused(RawRequest(9), grpc::INVALID_ARGUMENT,
+                "inference request batch-size must be <= 8 for 'm'");
   ModelInferRequest request = RawRequest();
   request.mutable_inputs(0)->set_shape(1, 5);
-  ExpectRefused(request, grpc::INVALID_ARGUMENT, "unexpected shape for input 'x' for model 'm': expected [-1, 4], got [1, 5]");
+  ExpectRefused(request, grpc::INVALID_ARGUMENT,
+                "unexpected shape for input 'x' for model 'm': expected [-1, 4], got [1, 5]");
   request = RawRequest();
   request.mutable_inputs(0)->add_shape(1);
   ExpectRefused(request, grpc::INVALID_ARGUMENT, "got [1, 4, 1]");
@@ -136,7 +141,8 @@ TEST_F(ModelInferTest, ShapesTypesAndNamesThatDoNotFitAreInvalid) {
   ExpectRefused(request, grpc::INVALID_ARGUMENT, "must be <= 8");
   request = RawRequest();
   request.mutable_inputs(0)->set_datatype("INT32");
-  ExpectRefused(request, grpc::INVALID_ARGUMENT, "data-type is 'INT32', but model 'm' expects 'FP32'");
+  ExpectRefused(request, grpc::INVALID_ARGUMENT,
+                "data-type is 'INT32', but model 'm' expects 'FP32'");
   request = RawRequest();
   request.mutable_inputs(0)->set_name("w");
   ExpectRefused(request, grpc::INVALID_ARGUMENT, "unexpected inference input 'w' for model 'm'");
@@ -149,7 +155,8 @@ TEST_F(ModelInferTest, ShapesTypesAndNamesThatDoNotFitAreInvalid) {
   ModelInferRequest one = TwoInputs();
   one.mutable_inputs()->RemoveLast();
   one.mutable_raw_input_contents()->RemoveLast();
-  ExpectRefused(one, grpc::INVALID_ARGUMENT, "expected 2 inputs but got 1 inputs for model 'two': 'b' is missing");
+  ExpectRefused(one, grpc::INVALID_ARGUMENT,
+                "expected 2 inputs but got 1 inputs for model 'two': 'b' is missing");
   ModelInferRequest none;
   none.set_model_name("m");
   ExpectRefused(none, grpc::INVALID_ARGUMENT, "expected 1 inputs but got 0");
@@ -162,13 +169,16 @@ TEST_F(ModelInferTest, DataInTheWrongFormOrSizeIsInvalid) {
   ExpectRefused(request, grpc::INVALID_ARGUMENT, "shape [1, 4] of FP32 takes 16 bytes, got 15");
   request = TwoInputs();
   request.mutable_raw_input_contents()->RemoveLast();
-  ExpectRefused(request, grpc::INVALID_ARGUMENT, "expected 2 raw_input_contents, one per input, got 1");
+  ExpectRefused(request, grpc::INVALID_ARGUMENT,
+                "expected 2 raw_input_contents, one per input, got 1");
   request = RawRequest();
   request.add_raw_input_contents("");
-  ExpectRefused(request, grpc::INVALID_ARGUMENT, "expected 1 raw_input_contents, one per input, got 2");
+  ExpectRefused(request, grpc::INVALID_ARGUMENT,
+                "expected 1 raw_input_contents, one per input, got 2");
   request = RawRequest();
   request.mutable_inputs(0)->mutable_contents()->add_fp32_contents(1);
-  ExpectRefused(request, grpc::INVALID_ARGUMENT, "contents field must not be specified when using raw_input_contents");
+  ExpectRefused(request, grpc::INVALID_ARGUMENT,
+                "contents field must not be specified when using raw_input_contents");
   request.clear_raw_input_contents();
   ExpectRefused(request, grpc::INVALID_ARGUMENT, "expected 4 elements for shape [1, 4], got 1");
   request.mutable_inputs(0)->mutable_contents()->add_int_contents(1);
@@ -198,8 +208,9 @@ TEST_F(ModelInferTest, ExtensionsThatAreNotOfferedAreUnimplementedWithText) {
 
 TEST_F(ModelInferTest, MalformedBytesAreInvalid) {
   StartServer();
-  for (const std::string& bytes : {std::string("\x0a"), std::string("\x0a\xff\xff\xff\xff\x0f"), std::string(100, '\xff'),
-                                   RawRequest().SerializeAsString().substr(0, 20)}) {
+  for (const std::string& bytes :
+       {std::string("\x0a"), std::string("\x0a\xff\xff\xff\xff\x0f"), std::string(100, '\xff'),
+        RawRequest().SerializeAsString().substr(0, 20)}) {
     const grpc::Status status = Call("/inference.GRPCInferenceService/ModelInfer", bytes);
     EXPECT_EQ(status.error_code(), grpc::INVALID_ARGUMENT);
     EXPECT_THAT(status.error_message(), HasSubstr("malformed ModelInferRequest"));
@@ -254,7 +265,8 @@ TEST_F(ModelInferTest, ADeadlineOrCancellationInTheQueueIsNeverExecuted) {
   control_->run_gate.Close();
   std::thread running([&] { EXPECT_TRUE(Infer(RawRequest()).ok()); });
   control_->run_gate.AwaitWaiting(1);
-  EXPECT_EQ(Infer(RawRequest(), nullptr, absl::Milliseconds(20)).error_code(), grpc::DEADLINE_EXCEEDED);
+  EXPECT_EQ(Infer(RawRequest(), nullptr, absl::Milliseconds(20)).error_code(),
+            grpc::DEADLINE_EXCEEDED);
   grpc::ClientContext context;
   std::thread cancelled([&] {
     ModelInferResponse response;
@@ -268,7 +280,8 @@ TEST_F(ModelInferTest, ADeadlineOrCancellationInTheQueueIsNeverExecuted) {
   running.join();
   const runtime::VersionHandle model = *server_->models().Find("m", "");
   const auto& codes = model->statistics().by_code;
-  EXPECT_TRUE(Eventually([&] { return codes[grpc::CANCELLED] + codes[grpc::DEADLINE_EXCEEDED] == 2; }));
+  EXPECT_TRUE(
+      Eventually([&] { return codes[grpc::CANCELLED] + codes[grpc::DEADLINE_EXCEEDED] == 2; }));
   EXPECT_EQ(control_->runs, 1);
 }
 
@@ -287,7 +300,8 @@ TEST_F(ModelInferTest, RequestsInFlightAreCapped) {
   control_->run_gate.Close();
   std::thread running([&] { EXPECT_TRUE(Infer(RawRequest()).ok()); });
   control_->run_gate.AwaitWaiting(1);
-  ExpectRefused(RawRequest(), grpc::UNAVAILABLE, "server is busy: 1 requests in flight, at most 1 may be");
+  ExpectRefused(RawRequest(), grpc::UNAVAILABLE,
+                "server is busy: 1 requests in flight, at most 1 may be");
   control_->run_gate.Open();
   running.join();
   EXPECT_TRUE(Eventually([&] { return Infer(RawRequest()).ok(); }));
@@ -353,7 +367,8 @@ TEST_F(ModelInferTest, ManyClientsEachGetTheirOwnAnswer) {
         ASSERT_TRUE(Infer(request, &response).ok());
         ASSERT_EQ(response.id(), request.id());
         ASSERT_EQ(response.outputs(0).shape(0), request.inputs(0).shape(0));
-        ASSERT_EQ(FloatsOf(response.raw_output_contents(0)).back(), 2.0f * static_cast<float>(4 * (1 + (c + i) % 8) - 1));
+        ASSERT_EQ(FloatsOf(response.raw_output_contents(0)).back(),
+                  2.0f * static_cast<float>(4 * (1 + (c + i) % 8) - 1));
       }
     });
   }

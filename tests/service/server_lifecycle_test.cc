@@ -21,14 +21,15 @@ TEST_F(ServerLifecycleTest, FourSlowLoadsDoNotSlowInferenceDown) {
   StartServer(/*wait=*/false);
   ASSERT_TRUE(Eventually([&] { return server_->models().Find("m", "").ok(); }));
   for (auto& control : slow) control->load_gate.AwaitWaiting(1);
-  // All four loads are stuck, and every RPC still answers at once. Handlers that blocked would stall the two callback
-  // threads of this gRPC for good.
+  // All four loads are stuck, and every RPC still answers at once. Handlers that blocked would
+  // stall the two callback threads of this gRPC for good.
   for (int i = 0; i < 200; ++i) {
     const absl::Time began = absl::Now();
     const grpc::Status status = Infer(RawRequest(), nullptr, absl::Seconds(5));
     ASSERT_TRUE(status.ok()) << status.error_message();
     ASSERT_LT(absl::Now() - began, absl::Seconds(1));
-    EXPECT_EQ(Infer(RawRequest(1, "slow1"), nullptr, absl::Seconds(5)).error_code(), grpc::UNAVAILABLE);
+    EXPECT_EQ(Infer(RawRequest(1, "slow1"), nullptr, absl::Seconds(5)).error_code(),
+              grpc::UNAVAILABLE);
   }
   EXPECT_FALSE(server_->ready());
   for (auto& control : slow) control->load_gate.Open();
@@ -42,7 +43,8 @@ TEST_F(ServerLifecycleTest, ASlowModelDoesNotHoldUpAnother) {
   AddModel("m");
   StartServer();
   std::vector<std::thread> stuck;
-  for (int i = 0; i < 8; ++i) stuck.emplace_back([&] { EXPECT_TRUE(Infer(RawRequest(1, "slow")).ok()); });
+  for (int i = 0; i < 8; ++i)
+    stuck.emplace_back([&] { EXPECT_TRUE(Infer(RawRequest(1, "slow")).ok()); });
   slow->run_gate.AwaitWaiting(1);
   for (int i = 0; i < 50; ++i) ASSERT_TRUE(Infer(RawRequest(), nullptr, absl::Seconds(5)).ok());
   slow->run_gate.Open();
@@ -98,7 +100,8 @@ TEST_F(ServerLifecycleTest, TheReadyFileNamesThePorts) {
   std::ifstream file(options_.ready_file);
   std::string line;
   std::getline(file, line);
-  EXPECT_EQ(line, absl::StrCat("{\"grpc_port\": ", server_->port(), ", \"metrics_port\": ", server_->metrics_port(), "}"));
+  EXPECT_EQ(line, absl::StrCat("{\"grpc_port\": ", server_->port(),
+                               ", \"metrics_port\": ", server_->metrics_port(), "}"));
 }
 
 TEST_F(ServerLifecycleTest, TakenPortsMissingRepositoriesAndLockedStateAreNamed) {
@@ -106,7 +109,8 @@ TEST_F(ServerLifecycleTest, TakenPortsMissingRepositoriesAndLockedStateAreNamed)
   options_.metrics_address = "127.0.0.1:0";
   StartServer();
   const auto start = [&](ServerOptions options) {
-    const absl::Status status = Server::Start(std::move(options), std::make_unique<FakeLoader>()).status();
+    const absl::Status status =
+        Server::Start(std::move(options), std::make_unique<FakeLoader>()).status();
     EXPECT_FALSE(status.ok());
     return std::string(status.message());
   };

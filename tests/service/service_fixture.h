@@ -1,4 +1,5 @@
-// service_fixture.h — a whole server in the test's process, on fake models, with a real client over loopback.
+// service_fixture.h — a whole server in the test's process, on fake models, with a real client over
+// loopback.
 #pragma once
 
 #include <cstring>
@@ -72,8 +73,8 @@ class ServiceFixture : public ::testing::Test {
     arguments.SetInt("grpc.use_local_subchannel_pool", 1);
     arguments.SetMaxReceiveMessageSize(-1);
     arguments.SetMaxSendMessageSize(-1);
-    channel_ = grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", server_->port()), grpc::InsecureChannelCredentials(),
-                                         arguments);
+    channel_ = grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", server_->port()),
+                                         grpc::InsecureChannelCredentials(), arguments);
     stub_ = inference::GRPCInferenceService::NewStub(channel_);
     if (wait) {
       ASSERT_TRUE(Eventually([&] { return server_->ready(); }));
@@ -83,13 +84,15 @@ class ServiceFixture : public ::testing::Test {
   grpc::Status Infer(const ModelInferRequest& request, ModelInferResponse* response = nullptr,
                      absl::Duration deadline = absl::InfiniteDuration()) {
     grpc::ClientContext context;
-    if (deadline != absl::InfiniteDuration()) context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
+    if (deadline != absl::InfiniteDuration())
+      context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
     ModelInferResponse ignored;
     return stub_->ModelInfer(&context, request, response != nullptr ? response : &ignored);
   }
 
   // Any unary method with any bytes.
-  grpc::Status Call(const std::string& method, const std::string& bytes, std::string* response = nullptr) {
+  grpc::Status Call(const std::string& method, const std::string& bytes,
+                    std::string* response = nullptr) {
     const grpc::Slice slice(bytes);
     const grpc::ByteBuffer request(&slice, 1);
     grpc::ByteBuffer answer;
@@ -103,13 +106,15 @@ class ServiceFixture : public ::testing::Test {
     });
     done.WaitForNotification();
     grpc::Slice whole;
-    if (status.ok() && response != nullptr && answer.Valid() && answer.DumpToSingleSlice(&whole).ok()) {
+    if (status.ok() && response != nullptr && answer.Valid() &&
+        answer.DumpToSingleSlice(&whole).ok()) {
       response->assign(reinterpret_cast<const char*>(whole.begin()), whole.size());
     }
     return status;
   }
 
-  void ExpectRefused(const ModelInferRequest& request, grpc::StatusCode code, const std::string& text) {
+  void ExpectRefused(const ModelInferRequest& request, grpc::StatusCode code,
+                     const std::string& text) {
     const grpc::Status status = Infer(request);
     EXPECT_EQ(status.error_code(), code) << status.error_message();
     EXPECT_THAT(status.error_message(), ::testing::HasSubstr(text));

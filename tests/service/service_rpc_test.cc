@@ -34,18 +34,24 @@ class ServiceRpcTest : public ServiceFixture {
     request.set_version(version);
     return Ask<inference::ModelReadyResponse>("ModelReady", request).ready();
   }
-  bool ServerReady() { return Ask<inference::ServerReadyResponse>("ServerReady", inference::ServerReadyRequest()).ready(); }
+  bool ServerReady() {
+    return Ask<inference::ServerReadyResponse>("ServerReady", inference::ServerReadyRequest())
+        .ready();
+  }
 
   std::string Metrics() { return testing::HttpGet(server_->metrics_port(), "/metrics"); }
 };
 
 TEST_F(ServiceRpcTest, LivenessAndMetadataNameTheServer) {
   StartServer();
-  EXPECT_TRUE(Ask<inference::ServerLiveResponse>("ServerLive", inference::ServerLiveRequest()).live());
-  const auto metadata = Ask<inference::ServerMetadataResponse>("ServerMetadata", inference::ServerMetadataRequest());
+  EXPECT_TRUE(
+      Ask<inference::ServerLiveResponse>("ServerLive", inference::ServerLiveRequest()).live());
+  const auto metadata =
+      Ask<inference::ServerMetadataResponse>("ServerMetadata", inference::ServerMetadataRequest());
   EXPECT_EQ(metadata.name(), "espalier");
   EXPECT_FALSE(metadata.version().empty());
-  EXPECT_THAT(metadata.extensions(), ElementsAre("binary_tensor_data", "model_configuration", "statistics"));
+  EXPECT_THAT(metadata.extensions(),
+              ElementsAre("binary_tensor_data", "model_configuration", "statistics"));
 }
 
 TEST_F(ServiceRpcTest, ReadinessFollowsLoadingAndHealthFollowsReadiness) {
@@ -58,7 +64,10 @@ TEST_F(ServiceRpcTest, ReadinessFollowsLoadingAndHealthFollowsReadiness) {
   // HealthCheckRequest {1: service}, HealthCheckResponse {1: status}, SERVING = 1, NOT_SERVING = 2.
   const auto health = [&](const std::string& service) {
     std::string response;
-    const std::string request = service.empty() ? "" : absl::StrCat("\x0a", std::string(1, static_cast<char>(service.size())), service);
+    const std::string request =
+        service.empty()
+            ? ""
+            : absl::StrCat("\x0a", std::string(1, static_cast<char>(service.size())), service);
     EXPECT_TRUE(Call("/grpc.health.v1.Health/Check", request, &response).ok());
     return response;
   };
@@ -70,7 +79,8 @@ TEST_F(ServiceRpcTest, ReadinessFollowsLoadingAndHealthFollowsReadiness) {
   EXPECT_TRUE(Eventually([&] { return health("") == "\x08\x01"; }));
   EXPECT_EQ(health("inference.GRPCInferenceService"), "\x08\x01");
   std::string ignored;
-  EXPECT_EQ(Call("/grpc.health.v1.Health/Check", "\x0a\x01x", &ignored).error_code(), grpc::NOT_FOUND);
+  EXPECT_EQ(Call("/grpc.health.v1.Health/Check", "\x0a\x01x", &ignored).error_code(),
+            grpc::NOT_FOUND);
 }
 
 TEST_F(ServiceRpcTest, HealthWatchReportsEveryChangeAndDoesNotDelayTheDrain) {
@@ -117,7 +127,8 @@ TEST_F(ServiceRpcTest, ModelReadyOfAnUnknownModelIsFalseAndNoError) {
   EXPECT_TRUE(ModelReady("m", "1"));
   EXPECT_FALSE(ModelReady("m", "2"));
   EXPECT_FALSE(ModelReady("nothing"));
-  EXPECT_EQ(Call(absl::StrCat(kService, "ModelReady"), "\x0a\x01m\x12\x01x").error_code(), grpc::INVALID_ARGUMENT);
+  EXPECT_EQ(Call(absl::StrCat(kService, "ModelReady"), "\x0a\x01m\x12\x01x").error_code(),
+            grpc::INVALID_ARGUMENT);
 }
 
 TEST_F(ServiceRpcTest, MetadataAndConfigAgreeOnTheBatch) {
@@ -139,8 +150,8 @@ TEST_F(ServiceRpcTest, MetadataAndConfigAgreeOnTheBatch) {
   config_request.set_name("batching");
   const auto config = Ask<inference::ModelConfigResponse>("ModelConfig", config_request).config();
   EXPECT_EQ(config.max_batch_size(), 8);
-  for (const char* key : {"plan", "plan_source", "device", "layouts", "structures", "sparsity", "resident_weight_bytes",
-                          "dense_weight_bytes"}) {
+  for (const char* key : {"plan", "plan_source", "device", "layouts", "structures", "sparsity",
+                          "resident_weight_bytes", "dense_weight_bytes"}) {
     EXPECT_TRUE(config.parameters().contains(key)) << key;
   }
   EXPECT_EQ(config.parameters().at("sparsity").string_value(), "0.7500");
@@ -162,7 +173,8 @@ TEST_F(ServiceRpcTest, StatisticsMoveWithRequests) {
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(Infer(RawRequest(2)).ok());
   EXPECT_FALSE(Infer(RawRequest(9)).ok());
   inference::ModelStatisticsRequest request;
-  EXPECT_EQ(Ask<inference::ModelStatisticsResponse>("ModelStatistics", request).model_stats_size(), 2);
+  EXPECT_EQ(Ask<inference::ModelStatisticsResponse>("ModelStatistics", request).model_stats_size(),
+            2);
   request.set_name("m");
   const auto response = Ask<inference::ModelStatisticsResponse>("ModelStatistics", request);
   ASSERT_EQ(response.model_stats_size(), 1);
@@ -175,7 +187,8 @@ TEST_F(ServiceRpcTest, StatisticsMoveWithRequests) {
   EXPECT_EQ(sums.success().count(), 3u);
   EXPECT_EQ(sums.fail().count(), 1u);
   EXPECT_EQ(sums.queue().count(), 3u);
-  EXPECT_LE(sums.queue().ns() + sums.compute_input().ns() + sums.compute_infer().ns() + sums.compute_output().ns(),
+  EXPECT_LE(sums.queue().ns() + sums.compute_input().ns() + sums.compute_infer().ns() +
+                sums.compute_output().ns(),
             sums.success().ns());
   ASSERT_EQ(statistics.batch_stats_size(), 1);
   EXPECT_EQ(statistics.batch_stats(0).batch_size(), 2u);
@@ -205,18 +218,19 @@ TEST_F(ServiceRpcTest, TheIndexListsStatesAndReasons) {
   index = Ask<inference::RepositoryIndexResponse>("RepositoryIndex", request);
   ASSERT_EQ(index.models_size(), 1);
   EXPECT_EQ(index.models(0).name(), "good");
-  EXPECT_EQ(Call(absl::StrCat(kService, "RepositoryIndex"), "\x0a\x01r").error_code(), grpc::UNIMPLEMENTED);
+  EXPECT_EQ(Call(absl::StrCat(kService, "RepositoryIndex"), "\x0a\x01r").error_code(),
+            grpc::UNIMPLEMENTED);
 }
 
 TEST_F(ServiceRpcTest, EveryRpcThatIsNotOfferedIsUnimplementedWithText) {
   StartServer();
   int refused = 0;
-#define ESPALIER_EXPECT_REFUSED(name)                                             \
-  {                                                                               \
-    const grpc::Status status = Call(absl::StrCat(kService, #name), "");          \
-    EXPECT_EQ(status.error_code(), grpc::UNIMPLEMENTED) << #name;                 \
-    EXPECT_EQ(status.error_message(), #name " is not offered by this server");    \
-    ++refused;                                                                    \
+#define ESPALIER_EXPECT_REFUSED(name)                                          \
+  {                                                                            \
+    const grpc::Status status = Call(absl::StrCat(kService, #name), "");       \
+    EXPECT_EQ(status.error_code(), grpc::UNIMPLEMENTED) << #name;              \
+    EXPECT_EQ(status.error_message(), #name " is not offered by this server"); \
+    ++refused;                                                                 \
   }
   ESPALIER_REFUSED_RPCS(ESPALIER_EXPECT_REFUSED)
 #undef ESPALIER_EXPECT_REFUSED
@@ -233,7 +247,8 @@ TEST_F(ServiceRpcTest, ReflectionListsTheService) {
   grpc::GenericStub stub(channel_);
   grpc::ClientContext context;
   grpc::CompletionQueue queue;
-  auto call = stub.PrepareCall(&context, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue);
+  auto call = stub.PrepareCall(
+      &context, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue);
   const auto next = [&] {
     void* tag = nullptr;
     bool ok = false;
@@ -261,7 +276,8 @@ TEST_F(ServiceRpcTest, MetricsCountRequestsPhasesAndBytes) {
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(Infer(RawRequest(2)).ok());
   EXPECT_FALSE(Infer(RawRequest(9)).ok());
   EXPECT_FALSE(Infer(RawRequest(1, "made-up-by-a-client")).ok());
-  EXPECT_TRUE(Eventually([&] { return absl::StrContains(Metrics(), "espalier_requests_in_flight 0"); }));
+  EXPECT_TRUE(
+      Eventually([&] { return absl::StrContains(Metrics(), "espalier_requests_in_flight 0"); }));
   const std::string metrics = Metrics();
   for (const char* line : {
            "espalier_build_info{version=\"",

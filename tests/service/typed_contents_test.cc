@@ -14,7 +14,8 @@ using ::testing::HasSubstr;
 // `bytes` must live as long as the result.
 DecodedInput Input(const std::string& datatype, const std::string& bytes) {
   DecodedInput input{.name = "x", .datatype = datatype, .shape = {3}, .has_contents = true};
-  for (size_t i = 0; i < bytes.size(); ++i) input.contents.push_back({reinterpret_cast<const std::byte*>(&bytes[i]), 1});
+  for (size_t i = 0; i < bytes.size(); ++i)
+    input.contents.push_back({reinterpret_cast<const std::byte*>(&bytes[i]), 1});
   return input;
 }
 
@@ -23,7 +24,8 @@ std::string Raw(std::initializer_list<T> values) {
   return std::string(reinterpret_cast<const char*>(values.begin()), values.size() * sizeof(T));
 }
 
-void ExpectElements(const std::string& datatype, const inference::InferTensorContents& contents, const std::string& raw) {
+void ExpectElements(const std::string& datatype, const inference::InferTensorContents& contents,
+                    const std::string& raw) {
   const std::string bytes = contents.SerializeAsString();
   auto elements = RawElements(Input(datatype, bytes), 3);
   ASSERT_TRUE(elements.ok()) << datatype << ": " << elements.status();
@@ -55,11 +57,12 @@ TEST(TypedContentsTest, EveryDatatypeTravelsInItsField) {
 }
 
 TEST(TypedContentsTest, ElementsMayComeOneByOne) {
-  EXPECT_EQ(*RawElements(Input("INT32", "\x10\x01\x10\x02\x12\x01\x03"), 3), Raw<int32_t>({1, 2, 3}));
+  EXPECT_EQ(*RawElements(Input("INT32", "\x10\x01\x10\x02\x12\x01\x03"), 3),
+            Raw<int32_t>({1, 2, 3}));
 }
 
-void ExpectRefused(const std::string& datatype, const inference::InferTensorContents& contents, int64_t elements,
-                   const std::string& text) {
+void ExpectRefused(const std::string& datatype, const inference::InferTensorContents& contents,
+                   int64_t elements, const std::string& text) {
   const std::string bytes = contents.SerializeAsString();
   auto result = RawElements(Input(datatype, bytes), elements);
   EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
@@ -82,7 +85,8 @@ TEST(TypedContentsTest, TheWrongFieldCountOrDatatypeIsRefused) {
 
 TEST(TypedContentsTest, MalformedContentsAreRefused) {
   for (const char* bytes : {"\x32\x03\x01\x02\x03", "\x35\x01\x02", "\x32\xff\xff\xff\xff\x0f"}) {
-    EXPECT_EQ(RawElements(Input("FP32", bytes), 3).status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(RawElements(Input("FP32", bytes), 3).status().code(),
+              absl::StatusCode::kInvalidArgument);
   }
 }
 

@@ -1,5 +1,5 @@
-// The numbers, names and types of our protos against wire_contract.txt, which was taken from the protocol and not from
-// them: clients of others rely on every line.
+// The numbers, names and types of our protos against wire_contract.txt, which was taken from the
+// protocol and not from them: clients of others rely on every line.
 #include <fstream>
 #include <set>
 #include <string>
@@ -19,7 +19,9 @@ using google::protobuf::EnumDescriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::FileDescriptor;
 
-std::string Short(const std::string& full_name) { return absl::StrReplaceAll(full_name, {{"inference.", ""}}); }
+std::string Short(const std::string& full_name) {
+  return absl::StrReplaceAll(full_name, {{"inference.", ""}});
+}
 
 std::string TypeOf(const FieldDescriptor& field) {
   const auto single = [](const FieldDescriptor& f) -> std::string {
@@ -27,15 +29,16 @@ std::string TypeOf(const FieldDescriptor& field) {
     return f.enum_type() != nullptr ? Short(f.enum_type()->full_name()) : f.type_name();
   };
   if (field.is_map()) {
-    return absl::StrCat("map<", single(*field.message_type()->map_key()), ",", single(*field.message_type()->map_value()),
-                        ">");
+    return absl::StrCat("map<", single(*field.message_type()->map_key()), ",",
+                        single(*field.message_type()->map_value()), ">");
   }
   return absl::StrCat(field.is_repeated() ? "repeated " : "", single(field));
 }
 
 void Describe(const EnumDescriptor& type, std::set<std::string>& lines) {
   for (int i = 0; i < type.value_count(); ++i) {
-    lines.insert(absl::StrCat("enum ", Short(type.full_name()), " ", type.value(i)->name(), " ", type.value(i)->number()));
+    lines.insert(absl::StrCat("enum ", Short(type.full_name()), " ", type.value(i)->name(), " ",
+                              type.value(i)->number()));
   }
 }
 
@@ -46,7 +49,8 @@ void Describe(const Descriptor& message, std::set<std::string>& lines) {
   for (int i = 0; i < message.field_count(); ++i) {
     const FieldDescriptor& field = *message.field(i);
     const auto* oneof = field.real_containing_oneof();
-    lines.insert(absl::StrCat("field ", name, " ", field.number(), " ", field.name(), " ", TypeOf(field),
+    lines.insert(absl::StrCat("field ", name, " ", field.number(), " ", field.name(), " ",
+                              TypeOf(field),
                               oneof != nullptr ? absl::StrCat(" oneof ", oneof->name()) : ""));
   }
   for (int i = 0; i < message.nested_type_count(); ++i) Describe(*message.nested_type(i), lines);
@@ -60,9 +64,10 @@ std::set<std::string> Describe(const FileDescriptor& file) {
   for (int s = 0; s < file.service_count(); ++s) {
     for (int i = 0; i < file.service(s)->method_count(); ++i) {
       const auto& method = *file.service(s)->method(i);
-      lines.insert(absl::StrCat("rpc ", method.name(), " ", Short(method.input_type()->full_name()), " ",
-                                Short(method.output_type()->full_name()), " ",
-                                method.client_streaming() && method.server_streaming() ? "bidi" : "unary"));
+      lines.insert(
+          absl::StrCat("rpc ", method.name(), " ", Short(method.input_type()->full_name()), " ",
+                       Short(method.output_type()->full_name()), " ",
+                       method.client_streaming() && method.server_streaming() ? "bidi" : "unary"));
     }
   }
   return lines;

@@ -1,4 +1,5 @@
-// fake_model.h — models and a loader whose timing a test decides: y = 2 · x per item, with a delay or behind a gate.
+// fake_model.h — models and a loader whose timing a test decides: y = 2 · x per item, with a delay
+// or behind a gate.
 #pragma once
 
 #include <atomic>
@@ -68,7 +69,8 @@ struct FakeModelOptions {
 class FakeState final : public planner::ExecutionState {
  public:
   explicit FakeState(const FakeModelOptions& options) {
-    const auto allocate = [&](const std::vector<formats::ValueInfo>& values, std::vector<Tensor>& tensors) {
+    const auto allocate = [&](const std::vector<formats::ValueInfo>& values,
+                              std::vector<Tensor>& tensors) {
       for (const formats::ValueInfo& value : values) {
         Shape shape = value.shape;
         if (!shape.empty() && shape[0] == kBatch) shape[0] = options.max_batch_size;
@@ -85,13 +87,15 @@ class FakeState final : public planner::ExecutionState {
   std::vector<Tensor> inputs, outputs;
 };
 
-// Output i is input min(i, last) element by element: doubled when both are FP32 of the same size, copied when both have
-// equally many bytes, else left alone.
+// Output i is input min(i, last) element by element: doubled when both are FP32 of the same size,
+// copied when both have equally many bytes, else left alone.
 class FakeModel final : public planner::PreparedModel {
  public:
   explicit FakeModel(FakeModelOptions options) : options_(std::move(options)) {
-    planner::LayerPlan layer{.name = "fc", .out = 4, .in = 4, .sparsity = 0.75, .structure = "diagonal(1)"};
-    layer.buckets.push_back({.batch = 8, .tokens = 8, .chosen = {.spec = {sparse::Layout::kDiagonal, 1, 1}}});
+    planner::LayerPlan layer{
+        .name = "fc", .out = 4, .in = 4, .sparsity = 0.75, .structure = "diagonal(1)"};
+    layer.buckets.push_back(
+        {.batch = 8, .tokens = 8, .chosen = {.spec = {sparse::Layout::kDiagonal, 1, 1}}});
     plan_ = {.layers = {layer}, .source = "deterministic", .device = "fake"};
     ++options_.control->alive;
   }
@@ -165,7 +169,9 @@ class TemporaryDirectory {
   ~TemporaryDirectory() { std::filesystem::remove_all(path_); }
   const std::string& path() const { return path_; }
   // Makes `<path>/<relative>` and everything above it.
-  void MakeDirectory(const std::string& relative) const { std::filesystem::create_directories(path_ + "/" + relative); }
+  void MakeDirectory(const std::string& relative) const {
+    std::filesystem::create_directories(path_ + "/" + relative);
+  }
   void Write(const std::string& relative, const std::string& text) const {
     std::ofstream(path_ + "/" + relative) << text;
   }

@@ -22,7 +22,8 @@ using ::testing::HasSubstr;
 
 class ModelManagerTest : public ::testing::Test {
  protected:
-  std::shared_ptr<FakeControl> AddModel(const std::string& name, const std::vector<int>& versions = {1}) {
+  std::shared_ptr<FakeControl> AddModel(const std::string& name,
+                                        const std::vector<int>& versions = {1}) {
     for (int version : versions) repository_.MakeDirectory(name + "/" + std::to_string(version));
     FakeModelOptions model;
     loader_->models[name] = model;
@@ -42,8 +43,12 @@ class ModelManagerTest : public ::testing::Test {
     started_.WaitForNotification();
   }
 
-  VersionState StateOf(const std::string& name, int64_t version = 1) { return EntryOf(name, version).state; }
-  std::string ReasonOf(const std::string& name, int64_t version = 1) { return EntryOf(name, version).reason; }
+  VersionState StateOf(const std::string& name, int64_t version = 1) {
+    return EntryOf(name, version).state;
+  }
+  std::string ReasonOf(const std::string& name, int64_t version = 1) {
+    return EntryOf(name, version).reason;
+  }
   ModelManager::IndexEntry EntryOf(const std::string& name, int64_t version) {
     for (const auto& entry : manager_->Index()) {
       if (entry.name == name && entry.version == version) return entry;
@@ -51,7 +56,8 @@ class ModelManagerTest : public ::testing::Test {
     ADD_FAILURE() << name << " version " << version << " is not in the index";
     return {};
   }
-  std::string FindError(const std::string& name, const std::string& version, absl::StatusCode code) {
+  std::string FindError(const std::string& name, const std::string& version,
+                        absl::StatusCode code) {
     auto found = manager_->Find(name, version);
     EXPECT_EQ(found.status().code(), code);
     return std::string(found.status().message());
@@ -66,12 +72,14 @@ class ModelManagerTest : public ::testing::Test {
 TEST(VersionStateTest, TheChainHasExactlyTheArrowsThatAreDrawn) {
   using enum VersionState;
   const std::set<std::pair<VersionState, VersionState>> arrows = {
-      {kUnknown, kLoading}, {kUnknown, kUnavailable}, {kLoading, kReady},         {kLoading, kUnavailable},
-      {kReady, kUnloading}, {kUnavailable, kLoading}, {kUnloading, kUnavailable},
+      {kUnknown, kLoading},       {kUnknown, kUnavailable}, {kLoading, kReady},
+      {kLoading, kUnavailable},   {kReady, kUnloading},     {kUnavailable, kLoading},
+      {kUnloading, kUnavailable},
   };
   for (VersionState from : {kUnknown, kLoading, kReady, kUnloading, kUnavailable}) {
     for (VersionState to : {kUnknown, kLoading, kReady, kUnloading, kUnavailable}) {
-      EXPECT_EQ(IsTransition(from, to), arrows.contains({from, to})) << NameOf(from) << " " << NameOf(to);
+      EXPECT_EQ(IsTransition(from, to), arrows.contains({from, to}))
+          << NameOf(from) << " " << NameOf(to);
     }
   }
 }
@@ -87,7 +95,8 @@ TEST_F(ModelManagerTest, LoadsEveryModelAndAnswersFromTheLatestVersion) {
   EXPECT_THAT(ReasonOf("a", 1), HasSubstr("version_policy"));
   EXPECT_THAT(manager_->ReadyVersions("a"), ElementsAre(2));
   EXPECT_EQ(manager_->AllReady().size(), 2u);
-  EXPECT_EQ((*manager_->Find("b", ""))->config().parameters().at("layouts").string_value(), "diagonal(1) x1");
+  EXPECT_EQ((*manager_->Find("b", ""))->config().parameters().at("layouts").string_value(),
+            "diagonal(1) x1");
 }
 
 TEST_F(ModelManagerTest, ServesAllOrSpecificVersionsWhenTheConfigSaysSo) {
@@ -105,14 +114,17 @@ TEST_F(ModelManagerTest, ServesAllOrSpecificVersionsWhenTheConfigSaysSo) {
 
 TEST_F(ModelManagerTest, AFailedLoadLeavesItsReasonAndOthersServing) {
   AddModel("good");
-  AddModel("bad")->load_status = absl::InvalidArgumentError("model.onnx: node 'fc1': expected rank 2, got 3");
+  AddModel("bad")->load_status =
+      absl::InvalidArgumentError("model.onnx: node 'fc1': expected rank 2, got 3");
   repository_.MakeDirectory("empty");
   StartAndWait();
   EXPECT_TRUE(manager_->Find("good", "").ok());
   EXPECT_EQ(StateOf("bad"), VersionState::kUnavailable);
   EXPECT_EQ(ReasonOf("bad"), "model.onnx: node 'fc1': expected rank 2, got 3");
-  EXPECT_THAT(FindError("bad", "", absl::StatusCode::kNotFound), HasSubstr("has no available versions"));
-  EXPECT_THAT(FindError("bad", "1", absl::StatusCode::kUnavailable), HasSubstr("not at ready state"));
+  EXPECT_THAT(FindError("bad", "", absl::StatusCode::kNotFound),
+              HasSubstr("has no available versions"));
+  EXPECT_THAT(FindError("bad", "1", absl::StatusCode::kUnavailable),
+              HasSubstr("not at ready state"));
   EXPECT_EQ(StateOf("empty", 0), VersionState::kUnavailable);
   EXPECT_THAT(ReasonOf("empty", 0), HasSubstr("no version in"));
   EXPECT_EQ(manager_->failed_loads(), 1);
@@ -125,13 +137,16 @@ TEST_F(ModelManagerTest, ErrorsOfFindTellUnknownFromNotReady) {
   control->load_gate.AwaitWaiting(1);
   EXPECT_EQ(StateOf("slow"), VersionState::kLoading);
   EXPECT_FALSE(manager_->started());
-  EXPECT_THAT(FindError("slow", "", absl::StatusCode::kUnavailable), HasSubstr("not at ready state"));
+  EXPECT_THAT(FindError("slow", "", absl::StatusCode::kUnavailable),
+              HasSubstr("not at ready state"));
   EXPECT_THAT(FindError("slow", "1", absl::StatusCode::kUnavailable), HasSubstr("it is LOADING"));
-  EXPECT_EQ(FindError("no\n", "", absl::StatusCode::kNotFound), "Request for unknown model: 'no\\n' is not found");
+  EXPECT_EQ(FindError("no\n", "", absl::StatusCode::kNotFound),
+            "Request for unknown model: 'no\\n' is not found");
   EXPECT_EQ(FindError("slow", "9", absl::StatusCode::kNotFound),
             "Request for unknown model: 'slow' version 9 is not found");
   for (const char* bad : {"x", "-1", "01", "1.5"}) {
-    EXPECT_THAT(FindError("slow", bad, absl::StatusCode::kInvalidArgument), HasSubstr("version string"));
+    EXPECT_THAT(FindError("slow", bad, absl::StatusCode::kInvalidArgument),
+                HasSubstr("version string"));
   }
   control->load_gate.Open();
   started_.WaitForNotification();

@@ -16,7 +16,8 @@ using ::testing::IsEmpty;
 TEST(RepositoryTest, AVersionIsAnIntegerAboveZeroWithoutLeadingZeros) {
   EXPECT_EQ(ParseVersion("1"), 1);
   EXPECT_EQ(ParseVersion("9223372036854775807"), INT64_MAX);
-  for (const char* bad : {"", "0", "01", "-1", "+1", " 1", "1 ", "1.0", "x", "9223372036854775808", "1e3"}) {
+  for (const char* bad :
+       {"", "0", "01", "-1", "+1", " 1", "1 ", "1.0", "x", "9223372036854775808", "1e3"}) {
     EXPECT_EQ(ParseVersion(bad), std::nullopt) << bad;
   }
 }
@@ -31,7 +32,8 @@ TEST(RepositoryTest, AModelNameCannotBeAPath) {
 
 TEST(RepositoryTest, AScanFindsModelsAndTheirVersionsAndNothingElse) {
   TemporaryDirectory repository;
-  for (const char* path : {"b/10", "b/9", "b/007", "b/0", "b/x", "a", ".git/1", "c d/1"}) repository.MakeDirectory(path);
+  for (const char* path : {"b/10", "b/9", "b/007", "b/0", "b/x", "a", ".git/1", "c d/1"})
+    repository.MakeDirectory(path);
   repository.Write("README.md", "not a model");
   repository.Write("b/3", "a file, not a version");
   auto models = ScanRepository(repository.path());
@@ -82,7 +84,8 @@ TEST(StateDirTest, HasOneOwnerAndNamesIt) {
 TEST(StateDirTest, APathThatIsAFileIsRefused) {
   TemporaryDirectory directory;
   directory.Write("state", "");
-  EXPECT_EQ(StateDir::Open(directory.path() + "/state").status().code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(StateDir::Open(directory.path() + "/state").status().code(),
+            absl::StatusCode::kPermissionDenied);
 }
 
 }  // namespace

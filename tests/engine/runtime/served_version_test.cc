@@ -36,7 +36,8 @@ class ServedVersionTest : public ::testing::Test {
   std::shared_ptr<ModelLatency> latency_ = std::make_shared<ModelLatency>();
 };
 
-inference::ModelConfig WithQueue(uint32_t max_queue_size, uint64_t timeout_micros = 0, bool override_allowed = false) {
+inference::ModelConfig WithQueue(uint32_t max_queue_size, uint64_t timeout_micros = 0,
+                                 bool override_allowed = false) {
   inference::ModelConfig config;
   auto* policy = config.mutable_dynamic_batching()->mutable_default_queue_policy();
   policy->set_max_queue_size(max_queue_size);
@@ -73,8 +74,10 @@ TEST_F(ServedVersionTest, AGpuInstanceIsRefusedWithAdvice) {
   inference::ModelConfig config;
   config.add_instance_group()->set_kind(inference::ModelInstanceGroup::KIND_GPU);
   config.set_max_batch_size(8);
-  auto version = ServedVersion::Create(
-      {.name = "m", .config = config, .model = std::make_unique<FakeModel>(FakeModelOptions()), .latency = latency_});
+  auto version = ServedVersion::Create({.name = "m",
+                                        .config = config,
+                                        .model = std::make_unique<FakeModel>(FakeModelOptions()),
+                                        .latency = latency_});
   EXPECT_THAT(std::string(version.status().message()), HasSubstr("KIND_GPU is not available"));
 }
 
@@ -137,16 +140,17 @@ TEST_F(ServedVersionTest, ARequestPastItsDeadlineIsNeverExecuted) {
 }
 
 TEST_F(ServedVersionTest, AQueueTimeoutAnswersUnavailable) {
-  // {default, override allowed, asked for} → expired after 80 ms? (The first request must not be, however
-  // slowly its thread starts.)
+  // {default, override allowed, asked for} → expired after 80 ms? (The first request must not be,
+  // however slowly its thread starts.)
   struct Case {
     uint64_t default_micros;
     bool allowed;
     int64_t asked_micros;
     bool expires;
   };
-  for (const Case& c : {Case{50'000, false, 0, true}, Case{0, true, 50'000, true}, Case{0, false, 50'000, false},
-                        Case{60'000'000, true, 50'000, true}, Case{50'000, true, 60'000'000, true}, Case{0, true, 0, false}}) {
+  for (const Case& c : {Case{50'000, false, 0, true}, Case{0, true, 50'000, true},
+                        Case{0, false, 50'000, false}, Case{60'000'000, true, 50'000, true},
+                        Case{50'000, true, 60'000'000, true}, Case{0, true, 0, false}}) {
     VersionHandle version = Serve(WithQueue(0, c.default_micros, c.allowed));
     control_->run_gate.Close();
     TestRequest running(1), waiting(1);
@@ -156,7 +160,8 @@ TEST_F(ServedVersionTest, AQueueTimeoutAnswersUnavailable) {
     waiting.Submit(version);
     absl::SleepFor(absl::Milliseconds(80));
     control_->run_gate.Open();
-    EXPECT_EQ(waiting.status().code(), c.expires ? absl::StatusCode::kUnavailable : absl::StatusCode::kOk)
+    EXPECT_EQ(waiting.status().code(),
+              c.expires ? absl::StatusCode::kUnavailable : absl::StatusCode::kOk)
         << c.default_micros << " " << c.allowed << " " << c.asked_micros;
     if (c.expires) {
       EXPECT_THAT(std::string(waiting.status().message()), HasSubstr("Request timeout expired"));

@@ -14,7 +14,8 @@ using ::testing::HasSubstr;
 Signature TwoInputs(int64_t max_batch_size = 8) {
   const Shape a = max_batch_size > 0 ? Shape{kBatch, 4} : Shape{4};
   const Shape b = max_batch_size > 0 ? Shape{kBatch, 2} : Shape{2};
-  return *Signature::Create("m", max_batch_size, {{"a", DType::kFloat32, a}, {"b", DType::kInt64, b}},
+  return *Signature::Create("m", max_batch_size,
+                            {{"a", DType::kFloat32, a}, {"b", DType::kInt64, b}},
                             {{"y", DType::kFloat32, a}, {"z", DType::kInt64, b}});
 }
 
@@ -24,7 +25,8 @@ void Fill(TestRequest& request, int64_t batch_a = 2, int64_t batch_b = 2) {
   request.AddInput("a", "FP32", {batch_a, 4}, std::string(static_cast<size_t>(batch_a) * 16, 'a'));
 }
 
-void ExpectRefused(TestRequest& request, const std::string& text, const Signature& signature = TwoInputs()) {
+void ExpectRefused(TestRequest& request, const std::string& text,
+                   const Signature& signature = TwoInputs()) {
   const absl::Status status = BindRequest(signature, request);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr(text));
@@ -55,7 +57,8 @@ TEST(SignatureTest, UnknownOrRepeatedNamesAreRefused) {
   TestRequest unknown_input;
   Fill(unknown_input);
   unknown_input.AddInput("c\n", "FP32", {2, 4}, "");
-  ExpectRefused(unknown_input, "unexpected inference input 'c\\n' for model 'm': its inputs are 'a', 'b'");
+  ExpectRefused(unknown_input,
+                "unexpected inference input 'c\\n' for model 'm': its inputs are 'a', 'b'");
   TestRequest twice;
   Fill(twice);
   twice.AddInput("a", "FP32", {2, 4}, std::string(32, 'a'));
@@ -63,7 +66,8 @@ TEST(SignatureTest, UnknownOrRepeatedNamesAreRefused) {
   TestRequest unknown_output;
   Fill(unknown_output);
   unknown_output.requested_outputs = {"w"};
-  ExpectRefused(unknown_output, "unexpected inference output 'w' for model 'm': its outputs are 'y', 'z'");
+  ExpectRefused(unknown_output,
+                "unexpected inference output 'w' for model 'm': its outputs are 'y', 'z'");
   TestRequest output_twice;
   Fill(output_twice);
   output_twice.requested_outputs = {"y", "y"};
@@ -79,10 +83,12 @@ TEST(SignatureTest, AMissingInputIsNamed) {
 TEST(SignatureTest, ShapeTypeAndSizeSayExpectedAndGot) {
   TestRequest wrong_type;
   wrong_type.AddInput("a", "FP64", {2, 4}, std::string(64, 'a'));
-  ExpectRefused(wrong_type, "inference input 'a' data-type is 'FP64', but model 'm' expects 'FP32'");
+  ExpectRefused(wrong_type,
+                "inference input 'a' data-type is 'FP64', but model 'm' expects 'FP32'");
   TestRequest wrong_shape;
   wrong_shape.AddInput("a", "FP32", {2, 5}, std::string(40, 'a'));
-  ExpectRefused(wrong_shape, "unexpected shape for input 'a' for model 'm': expected [-1, 4], got [2, 5]");
+  ExpectRefused(wrong_shape,
+                "unexpected shape for input 'a' for model 'm': expected [-1, 4], got [2, 5]");
   TestRequest wrong_rank;
   wrong_rank.AddInput("a", "FP32", {4}, std::string(16, 'a'));
   ExpectRefused(wrong_rank, "expected [-1, 4], got [4]");
@@ -126,9 +132,12 @@ TEST(SignatureTest, ABatchSizeThatTheModelCannotHaveIsRefusedAtLoad) {
   const auto create = [](int64_t max_batch_size, Shape shape) {
     return Signature::Create("m", max_batch_size, {{"a", DType::kFloat32, shape}}, {}).status();
   };
-  EXPECT_THAT(std::string(create(8, {4}).message()), HasSubstr("must have a batch dimension (-1) in front"));
-  EXPECT_THAT(std::string(create(0, {kBatch, 4}).message()), HasSubstr("set max_batch_size above 0"));
-  EXPECT_THAT(std::string(create(8, {kBatch, kBatch}).message()), HasSubstr("dimension of unknown size"));
+  EXPECT_THAT(std::string(create(8, {4}).message()),
+              HasSubstr("must have a batch dimension (-1) in front"));
+  EXPECT_THAT(std::string(create(0, {kBatch, 4}).message()),
+              HasSubstr("set max_batch_size above 0"));
+  EXPECT_THAT(std::string(create(8, {kBatch, kBatch}).message()),
+              HasSubstr("dimension of unknown size"));
 }
 
 TEST(PrintableTest, NamesOfClientsAreEscapedAndCut) {

@@ -10,7 +10,8 @@ namespace {
 
 TEST(LatencyHistogramTest, ABoundBelongsToTheBucketBelowIt) {
   LatencyHistogram histogram;
-  for (const int64_t nanos : {int64_t{0}, int64_t{10'000}, int64_t{10'001}, int64_t{10'000'000'000}, int64_t{10'000'000'001}}) {
+  for (const int64_t nanos : {int64_t{0}, int64_t{10'000}, int64_t{10'001}, int64_t{10'000'000'000},
+                              int64_t{10'000'000'001}}) {
     histogram.Observe(nanos);
   }
   const auto snapshot = histogram.Read();

@@ -18,11 +18,13 @@ class TestRequest final : public runtime::InferRequest {
   explicit TestRequest(int64_t batch, float first = 0) {
     std::vector<float> values(static_cast<size_t>(batch) * 4);
     for (size_t i = 0; i < values.size(); ++i) values[i] = first + static_cast<float>(i);
-    AddInput("x", "FP32", {batch, 4}, std::string(reinterpret_cast<char*>(values.data()), values.size() * 4));
+    AddInput("x", "FP32", {batch, 4},
+             std::string(reinterpret_cast<char*>(values.data()), values.size() * 4));
   }
 
   // Splits the bytes into pieces of `piece` bytes, so that nothing can rely on one slice.
-  void AddInput(std::string name, std::string datatype, Shape shape, std::string bytes, size_t piece = 7) {
+  void AddInput(std::string name, std::string datatype, Shape shape, std::string bytes,
+                size_t piece = 7) {
     memory_.push_back(std::move(bytes));
     runtime::ByteSlices slices;
     for (size_t at = 0; at < memory_.back().size(); at += piece) {
