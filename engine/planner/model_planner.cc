@@ -201,7 +201,8 @@ class ModelPlanner {
       bucket.batch = result_.buckets[b];
       bucket.tokens = table.tokens[b];
       bucket.chosen = Describe(table, b, choice[b]);
-      bucket.dense_micros = table.DenseMicros(b);
+      const double dense = table.DenseMicros(b);
+      bucket.dense_micros = dense == kCannotRun ? 0 : dense;
       int second = -1;
       for (int i = 0; i < static_cast<int>(table.options.size()); ++i) {
         if (i == choice[b] || table.costs[b][i].micros == kCannotRun) continue;

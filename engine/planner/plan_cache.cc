@@ -153,13 +153,15 @@ std::string PathOf(const std::string& directory, const std::string& key) {
   return absl::StrCat(directory, "/", key, ".costs");
 }
 
-// What a good file holds; a missing file is silent, a bad one costs a line.
-Records ReadRecords(const std::string& directory, const std::string& key) {
+// What a good file holds; a missing file is silent, and so is a bad one when it is about to be
+// replaced.
+Records ReadRecords(const std::string& directory, const std::string& key, bool replacing) {
   const std::string path = PathOf(directory, key);
   auto text = ReadSmallFile(path);
   if (absl::IsNotFound(text.status())) return {};
   auto records = text.ok() ? Parse(*text, key) : text.status();
   if (records.ok()) return *std::move(records);
+  if (replacing) return {};
   spdlog::warn("plan cache: ignoring {}: {}; the layer is measured again", path,
                std::string(records.status().message()));
   return {};
@@ -190,7 +192,7 @@ std::string PlanCache::KeyOf(const std::string& pattern_digest) const {
 
 bool PlanCache::Load(const std::string& key, CostTable& table) const {
   if (directory_.empty()) return false;
-  const Records records = ReadRecords(directory_, key);
+  const Records records = ReadRecords(directory_, key, /*replacing=*/false);
   bool found = false;
   for (size_t b = 0; b < table.tokens.size(); ++b) {
     for (size_t i = 0; i < table.options.size(); ++i) {
@@ -207,7 +209,7 @@ bool PlanCache::Load(const std::string& key, CostTable& table) const {
 
 void PlanCache::Store(const std::string& key, const CostTable& table) const {
   if (directory_.empty()) return;
-  Records records = ReadRecords(directory_, key);
+  Records records = ReadRecords(directory_, key, /*replacing=*/true);
   for (size_t b = 0; b < table.tokens.size(); ++b) {
     for (size_t i = 0; i < table.options.size(); ++i) {
       if (table.costs[b][i].measured <= 0) continue;

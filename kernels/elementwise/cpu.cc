@@ -11,6 +11,7 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace espalier::kernels::HWY_NAMESPACE {
+namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // One functor per operation, for vectors and for the scalars of a tail.
@@ -87,6 +88,7 @@ void ActivateRange(Activation activation, const float* x, float* y, int64_t n) {
   ActivateArray(activation, x, y, n);
 }
 
+}  // namespace
 }  // namespace espalier::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

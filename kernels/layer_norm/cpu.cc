@@ -11,6 +11,7 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace espalier::kernels::HWY_NAMESPACE {
+namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Σ f(x[i]) over two vectors (to hide the latency of the addition) and a scalar tail.
@@ -66,6 +67,7 @@ void LayerNormRows(const LayerNormArgs& args, int64_t begin, int64_t end) {
     LayerNormRow(args, args.x + row * args.n, args.y + row * args.n);
 }
 
+}  // namespace
 }  // namespace espalier::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

@@ -12,6 +12,7 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace espalier::kernels::HWY_NAMESPACE {
+namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
@@ -95,6 +96,7 @@ void SoftmaxSlices(const SoftmaxArgs& args, int64_t begin, int64_t end) {
   }
 }
 
+}  // namespace
 }  // namespace espalier::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

@@ -9,6 +9,7 @@
 
 #include "kernels/linear/linear.h"
 #include "tests/bench/onednn_baseline.h"
+#include "tests/bench/result_file.h"
 #include "tests/bench/timing.h"
 #include "tests/kernels/linear/linear_problem.h"
 
@@ -251,28 +252,6 @@ std::optional<std::string> Measure(const BenchCase& c, const Options& options) {
   return row + "}";
 }
 
-std::string Quoted(const std::string& text) {
-  std::string quoted = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') quoted += '\\';
-    quoted += c;
-  }
-  return quoted + "\"";
-}
-
-bool WriteJson(const Options& options, const std::vector<std::string>& rows) {
-  std::FILE* file = std::fopen(options.out.c_str(), "w");
-  if (file == nullptr) return false;
-  std::fprintf(file,
-               "{\"device\": %s, \"commit\": %s, \"date\": %s, \"command\": %s, \"rows\": [\n",
-               Quoted(DescribeCpu() + ", 1 thread").c_str(), Quoted(Commit()).c_str(),
-               Quoted(Today()).c_str(), Quoted(options.command).c_str());
-  for (size_t i = 0; i < rows.size(); ++i)
-    std::fprintf(file, "  %s%s\n", rows[i].c_str(), i + 1 < rows.size() ? "," : "");
-  std::fprintf(file, "]}\n");
-  return std::fclose(file) == 0;
-}
-
 bool ParseOptions(int argc, char** argv, Options* options) {
   options->command = "linear_bench";
   for (int i = 1; i < argc; ++i) {
@@ -323,7 +302,8 @@ int Main(int argc, char** argv) {
   for (const BenchCase& c : ListCases(options)) {
     if (auto row = Measure(c, options)) rows.push_back(*row);
   }
-  if (!options.out.empty() && !WriteJson(options, rows)) {
+  if (!options.out.empty() &&
+      !WriteResultFile(options.out, DescribeCpu() + ", 1 thread", options.command, rows)) {
     std::fprintf(stderr, "linear_bench: cannot write %s\n", options.out.c_str());
     return 1;
   }

@@ -21,14 +21,14 @@ const auto kDiagonal = FakeVariant("diagonal", Layout::kDiagonal);
 const auto kBlocks = FakeVariant("blocks", Layout::kBlockCsr);
 
 TEST(ChooseTest, FastestTakesTheCheapestOfEveryBucketWhateverTheMemory) {
-  const CostTable table =
-      FakeTable({{&kDense, 1000, {10, 20, 30}}, {&kCsr, 900, {1, 25, 60}}, {&kDiagonal, 900, {5, 15, 40}}});
+  const CostTable table = FakeTable(
+      {{&kDense, 1000, {10, 20, 30}}, {&kCsr, 900, {1, 25, 60}}, {&kDiagonal, 900, {5, 15, 40}}});
   EXPECT_THAT(ChooseOptions(table, WeightMemory::kFastest, false, 1000), ElementsAre(1, 2, 0));
 }
 
 TEST(ChooseTest, BalancedTakesOneLayoutThatIsNowhereSlowerThanDense) {
-  const CostTable table =
-      FakeTable({{&kDense, 1000, {10, 20, 30}}, {&kCsr, 600, {1, 2, 31}}, {&kDiagonal, 600, {9, 15, 29}}});
+  const CostTable table = FakeTable(
+      {{&kDense, 1000, {10, 20, 30}}, {&kCsr, 600, {1, 2, 31}}, {&kDiagonal, 600, {9, 15, 29}}});
   EXPECT_THAT(ChooseOptions(table, WeightMemory::kBalanced, false, 1000), ElementsAre(2, 2, 2));
 }
 
@@ -39,35 +39,39 @@ TEST(ChooseTest, BalancedFallsBackToDense) {
 
 TEST(ChooseTest, BalancedKeepsASecondLayoutOnlyWithinTheDenseBytes) {
   const std::vector<double> early = {1, 10, 29}, late = {9, 10, 10};
-  const CostTable fits = FakeTable({{&kDense, 1000, {10, 20, 30}}, {&kCsr, 500, early}, {&kDiagonal, 500, late}});
+  const CostTable fits =
+      FakeTable({{&kDense, 1000, {10, 20, 30}}, {&kCsr, 500, early}, {&kDiagonal, 500, late}});
   EXPECT_THAT(ChooseOptions(fits, WeightMemory::kBalanced, false, 1000), ElementsAre(1, 1, 2));
-  const CostTable too_large = FakeTable({{&kDense, 1000, {10, 20, 30}}, {&kCsr, 501, early}, {&kDiagonal, 500, late}});
+  const CostTable too_large =
+      FakeTable({{&kDense, 1000, {10, 20, 30}}, {&kCsr, 501, early}, {&kDiagonal, 500, late}});
   EXPECT_THAT(ChooseOptions(too_large, WeightMemory::kBalanced, false, 1000), ElementsAre(1, 1, 1));
 }
 
 TEST(ChooseTest, BalancedKeepsNoSecondLayoutForASmallGain) {
-  const CostTable table =
-      FakeTable({{&kDense, 1000, {10, 20, 30}}, {&kCsr, 300, {5.0, 10, 15}}, {&kDiagonal, 300, {5.2, 10.2, 14.5}}});
+  const CostTable table = FakeTable({{&kDense, 1000, {10, 20, 30}},
+                                     {&kCsr, 300, {5.0, 10, 15}},
+                                     {&kDiagonal, 300, {5.2, 10.2, 14.5}}});
   EXPECT_THAT(ChooseOptions(table, WeightMemory::kBalanced, false, 1000), ElementsAre(1, 1, 1));
 }
 
 TEST(ChooseTest, KernelsThatReadTheSameBytesShareOneCopy) {
   const auto second = FakeVariant("csr_few_tokens", Layout::kCsr);
-  const CostTable table = FakeTable(
-      {{&kDense, 1000, {10, 20, 30}}, {&kCsr, 900, {8, 9, 10}}, {&second, 900, {1, 2, kCannotRun}}});
+  const CostTable table = FakeTable({{&kDense, 1000, {10, 20, 30}},
+                                     {&kCsr, 900, {8, 9, 10}},
+                                     {&second, 900, {1, 2, kCannotRun}}});
   EXPECT_THAT(ChooseOptions(table, WeightMemory::kBalanced, false, 1000), ElementsAre(2, 2, 1));
   EXPECT_THAT(ChooseOptions(table, WeightMemory::kSmallest, false, 1000), ElementsAre(2, 2, 1));
 }
 
 TEST(ChooseTest, SmallestTakesTheFewestBytesEvenWhereItIsSlower) {
-  const CostTable table =
-      FakeTable({{&kDense, 1000, {10, 20, 30}}, {&kCsr, 200, {20, 40, 90}}, {&kDiagonal, 203, {1, 2, 3}}});
+  const CostTable table = FakeTable(
+      {{&kDense, 1000, {10, 20, 30}}, {&kCsr, 200, {20, 40, 90}}, {&kDiagonal, 203, {1, 2, 3}}});
   EXPECT_THAT(ChooseOptions(table, WeightMemory::kSmallest, false, 1000), ElementsAre(1, 1, 1));
 }
 
 TEST(ChooseTest, SmallestTakesTheFastestOfEquallySmallLayouts) {
-  const CostTable table =
-      FakeTable({{&kDense, 1000, {10, 20, 30}}, {&kCsr, 200, {20, 40, 90}}, {&kDiagonal, 202, {1, 2, 3}}});
+  const CostTable table = FakeTable(
+      {{&kDense, 1000, {10, 20, 30}}, {&kCsr, 200, {20, 40, 90}}, {&kDiagonal, 202, {1, 2, 3}}});
   EXPECT_THAT(ChooseOptions(table, WeightMemory::kSmallest, false, 1000), ElementsAre(2, 2, 2));
 }
 
@@ -78,18 +82,22 @@ TEST(ChooseTest, DeterministicIsOneBatchInvariantKernelForAllBuckets) {
                                      {&kCsr, 600, {8, 9, 10}},
                                      {&second, 600, {1, 2, kCannotRun}},
                                      {&kDiagonal, 500, {30, 30, 30}}});
-  // The dense kernel that is not batch-invariant beats all, so "not slower than dense" leaves the least slow one.
+  // The dense kernel that is not batch-invariant beats all, so "not slower than dense" leaves the
+  // least slow one.
   EXPECT_THAT(ChooseOptions(table, WeightMemory::kBalanced, true, 1000), ElementsAre(2, 2, 2));
   EXPECT_THAT(ChooseOptions(table, WeightMemory::kSmallest, true, 1000), ElementsAre(4, 4, 4));
 }
 
 TEST(ChooseTest, NothingIsChosenWhenNoKernelRunsEverywhere) {
   const CostTable table = FakeTable({{&kCsr, 600, {8, kCannotRun}}});
-  for (const WeightMemory mode : {WeightMemory::kSmallest, WeightMemory::kBalanced, WeightMemory::kFastest}) {
+  for (const WeightMemory mode :
+       {WeightMemory::kSmallest, WeightMemory::kBalanced, WeightMemory::kFastest}) {
     EXPECT_THAT(ChooseOptions(table, mode, false, 1000), IsEmpty());
     EXPECT_THAT(ChooseOptions(table, mode, true, 1000), IsEmpty());
   }
-  EXPECT_THAT(ChooseOptions(FakeTable({{&kDense, 600, {8, 9}}}), WeightMemory::kBalanced, true, 1000), IsEmpty());
+  EXPECT_THAT(
+      ChooseOptions(FakeTable({{&kDense, 600, {8, 9}}}), WeightMemory::kBalanced, true, 1000),
+      IsEmpty());
 }
 
 TEST(ChooseTest, BalancedAndFastestAreNeverSlowerThanDenseByTheirOwnNumbers) {
@@ -98,7 +106,8 @@ TEST(ChooseTest, BalancedAndFastestAreNeverSlowerThanDenseByTheirOwnNumbers) {
   for (int round = 0; round < 2000; ++round) {
     std::vector<FakeOption> options;
     for (const auto* variant : {&kDense, &kCsr, &kCsrWide, &kDiagonal, &kBlocks}) {
-      options.push_back({variant, 200 + random() % 800, {micros(random), micros(random), micros(random)}});
+      options.push_back(
+          {variant, 200 + random() % 800, {micros(random), micros(random), micros(random)}});
     }
     options[0].bytes = 1000;
     const CostTable table = FakeTable(options);
@@ -111,7 +120,8 @@ TEST(ChooseTest, BalancedAndFastestAreNeverSlowerThanDenseByTheirOwnNumbers) {
       if (mode == WeightMemory::kFastest) continue;
       size_t bytes = 0;
       for (size_t i = 0; i < table.options.size(); ++i) {
-        if (std::count(choice.begin(), choice.end(), static_cast<int>(i)) > 0) bytes += table.options[i].resident_bytes;
+        if (std::count(choice.begin(), choice.end(), static_cast<int>(i)) > 0)
+          bytes += table.options[i].resident_bytes;
       }
       ASSERT_LE(bytes, 1000u);
     }

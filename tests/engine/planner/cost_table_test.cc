@@ -14,7 +14,9 @@ using kernels::Layout;
 TEST(CostTableTest, AnUnmeasuredBucketTakesTheErrorOfTheNearestMeasuredOne) {
   const auto csr = FakeVariant("csr", Layout::kCsr), dense = FakeVariant("dense", Layout::kDense);
   CostTable table = FakeTable({{&dense, 100, {10, 10, 10, 10}}, {&csr, 100, {10, 10, 10, 10}}});
-  const auto set = [&](size_t bucket, int option, double measured) { table.costs[bucket][option].measured = measured; };
+  const auto set = [&](size_t bucket, int option, double measured) {
+    table.costs[bucket][option].measured = measured;
+  };
   set(0, 0, 20);
   set(3, 0, 30);
   set(1, 0, 0);
@@ -39,7 +41,8 @@ TEST(CostTableTest, WithoutMeasurementsTheModelStandsAsItIs) {
 
 TEST(CostTableTest, DenseAndTheSmallestAreMeasuredHoweverSlowTheyLook) {
   const auto csr = FakeVariant("csr", Layout::kCsr), dense = FakeVariant("dense", Layout::kDense);
-  const auto diagonal = FakeVariant("diagonal", Layout::kDiagonal), blocks = FakeVariant("blocks", Layout::kBlockCsr);
+  const auto diagonal = FakeVariant("diagonal", Layout::kDiagonal),
+             blocks = FakeVariant("blocks", Layout::kBlockCsr);
   const CostTable table = FakeTable(
       {{&dense, 100, {100}}, {&csr, 50, {100}}, {&diagonal, 40, {100}}, {&blocks, 60, {1}}});
   EXPECT_THAT(WorthMeasuring(table, 0), ::testing::ElementsAre(0, 2, 3));
@@ -57,7 +60,8 @@ TEST(CostModelTest, MoreWorkCostsMoreAndThreadsCostLess) {
     EXPECT_LE(EstimateLinear(desc, stored, stored * 4, 2).micros, estimate.micros);
     EXPECT_LT(EstimateLinear(desc, stored / 10, stored * 4 / 10, 1).micros, estimate.micros);
   }
-  EXPECT_EQ(ToString(EstimateLinear({1, 10, 10, Layout::kDense}, 100, 400, 1)).substr(0, 4), "0.00");
+  EXPECT_EQ(ToString(EstimateLinear({1, 10, 10, Layout::kDense}, 100, 400, 1)).substr(0, 4),
+            "0.00");
 }
 
 }  // namespace

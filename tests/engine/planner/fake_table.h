@@ -9,8 +9,8 @@
 namespace espalier::planner {
 
 // A kernel that is never run.
-kernels::LinearVariant FakeVariant(const char* name, kernels::Layout layout, const char* packing = nullptr,
-                                   bool batch_invariant = true);
+kernels::LinearVariant FakeVariant(const char* name, kernels::Layout layout,
+                                   const char* packing = nullptr, bool batch_invariant = true);
 
 struct FakeOption {
   const kernels::LinearVariant* variant;

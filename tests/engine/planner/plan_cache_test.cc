@@ -50,7 +50,9 @@ class PlanCacheTest : public ::testing::Test {
     key_ = Cache().KeyOf("pattern");
     path_ = directory_ + "/" + key_ + ".costs";
   }
-  ~PlanCacheTest() override { std::filesystem::remove_all(std::filesystem::path(directory_).parent_path()); }
+  ~PlanCacheTest() override {
+    std::filesystem::remove_all(std::filesystem::path(directory_).parent_path());
+  }
 
   PlanCache Cache() const { return PlanCache(directory_, *device_); }
   bool Loads() const {
@@ -137,10 +139,11 @@ TEST_F(PlanCacheTest, AnotherLayersFileUnderThisNameIsIgnored) {
 }
 
 TEST_F(PlanCacheTest, LinesThatMakeNoSenseAreIgnoredEvenWithAGoodChecksum) {
-  for (const char* line : {"cost csr csr 200 1 -1", "cost csr csr 200 1 inf", "cost csr csr 200 1 nan",
-                           "cost csr csr -200 1 1", "cost csr csr 200 0 1", "cost nonsense csr 200 1 1",
-                           "cost csr csr 200 1", "cost csr csr 200 1 1 1", "price csr csr 200 1 1", "",
-                           "cost csr csr 200 99999999999999999999 1"}) {
+  for (const char* line :
+       {"cost csr csr 200 1 -1", "cost csr csr 200 1 inf", "cost csr csr 200 1 nan",
+        "cost csr csr -200 1 1", "cost csr csr 200 0 1", "cost nonsense csr 200 1 1",
+        "cost csr csr 200 1", "cost csr csr 200 1 1 1", "price csr csr 200 1 1", "",
+        "cost csr csr 200 99999999999999999999 1"}) {
     const std::string body = "espalier-layer-costs 1\nkey " + key_ + "\n" + line + "\n";
     WriteFile(path_, body + "end " + Sha256Hex(body) + "\n");
     EXPECT_FALSE(Loads()) << line;
@@ -176,7 +179,8 @@ TEST_F(PlanCacheTest, NoTemporaryFilesStayBehind) {
   Cache().Store(key_, Measured());
   Cache().Store(key_, Measured());
   int files = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(directory_)) files += entry.is_regular_file();
+  for (const auto& entry : std::filesystem::directory_iterator(directory_))
+    files += entry.is_regular_file();
   EXPECT_EQ(files, 1);
 }
 
@@ -190,7 +194,8 @@ TEST(DigestTest, ThePatternCountsAndNotTheValues) {
   EXPECT_EQ(digest, PatternDigest(tensor({-0.0f, -5, 1e-40f, 0, 0, INFINITY}).view()));
   EXPECT_NE(digest, PatternDigest(tensor({1, 0, 2, 0, 0, 3}).view()));
   EXPECT_NE(digest, PatternDigest(tensor({0, 1, 2, 0, 0, 3}, {3, 2}).view()));
-  EXPECT_NE(digest, PatternDigest(Convert(tensor({0, 1, 2, 0, 0, 3}).view(), DType::kBFloat16)->view()));
+  EXPECT_NE(digest,
+            PatternDigest(Convert(tensor({0, 1, 2, 0, 0, 3}).view(), DType::kBFloat16)->view()));
 }
 
 TEST(DigestTest, Sha256IsThatOfTheStandard) {

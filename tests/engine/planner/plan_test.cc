@@ -23,7 +23,8 @@ ModelPlan Example() {
   layer.structure = "diagonal(16)";
   layer.weight_bytes = 160563;
   layer.dense_bytes = 1605632;
-  const Candidate sparse = {{sparse::Layout::kDiagonal, 16, 16}, "diagonal_kernel", 2.5, true, 160563};
+  const Candidate sparse = {
+      {sparse::Layout::kDiagonal, 16, 16}, "diagonal_kernel", 2.5, true, 160563};
   const Candidate dense = {{}, "dense_kernel", 25, true, 1605632};
   layer.buckets.push_back({1, 1, sparse, dense, 25});
   layer.buckets.push_back({8, 8, dense, {}, 25});
@@ -33,7 +34,8 @@ ModelPlan Example() {
 
 TEST(PlanTest, TheTableSaysWhatWasChosenAndWhatItBought) {
   const std::string table = ToTable(Example());
-  EXPECT_THAT(table, HasSubstr("fc1  [512, 784]  90.0 % zeros, diagonal(16)  160.6 kB (10.0 % of dense)"));
+  EXPECT_THAT(table,
+              HasSubstr("fc1  [512, 784]  90.0 % zeros, diagonal(16)  160.6 kB (10.0 % of dense)"));
   EXPECT_THAT(table, HasSubstr("diagonal_kernel"));
   EXPECT_THAT(table, HasSubstr("10.00x  dense 25.0 us (dense_kernel)"));
   EXPECT_THAT(table, HasSubstr("none"));
@@ -49,15 +51,19 @@ TEST(PlanTest, TheTableMarksWhatWasNotMeasured) {
 
 TEST(PlanTest, TheJsonParsesAndCarriesEveryNumber) {
   google::protobuf::Struct json;
-  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(ToJson(Example()), &json).ok()) << ToJson(Example());
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(ToJson(Example()), &json).ok())
+      << ToJson(Example());
   EXPECT_EQ(json.fields().at("device").string_value(), "cpu \"x\"\n1 thread");
   const auto& layer = json.fields().at("layers").list_value().values(0).struct_value().fields();
   EXPECT_EQ(layer.at("bytes").number_value(), 160563);
   const auto& bucket = layer.at("buckets").list_value().values(0).struct_value().fields();
   EXPECT_EQ(bucket.at("speedup").number_value(), 10);
-  EXPECT_EQ(bucket.at("chosen").struct_value().fields().at("layout").string_value(), "diagonal(16)");
-  EXPECT_EQ(bucket.at("runner_up").struct_value().fields().at("kernel").string_value(), "dense_kernel");
-  EXPECT_FALSE(layer.at("buckets").list_value().values(1).struct_value().fields().contains("runner_up"));
+  EXPECT_EQ(bucket.at("chosen").struct_value().fields().at("layout").string_value(),
+            "diagonal(16)");
+  EXPECT_EQ(bucket.at("runner_up").struct_value().fields().at("kernel").string_value(),
+            "dense_kernel");
+  EXPECT_FALSE(
+      layer.at("buckets").list_value().values(1).struct_value().fields().contains("runner_up"));
 }
 
 TEST(PlanTest, AnEmptyPlanPrints) {
