@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels/block_csr_linear/block_csr_linear.h"
+#include "kernels/dense_linear/dense_linear.h"
 #include "kernels/diagonal_linear/diagonal_linear.h"
 #include "kernels/linear/check_args.h"
 
@@ -41,6 +42,7 @@ constexpr LinearVariant kVariants[] = {
    Family::ScratchBytes,                                                                \
    Run<Family, Layout::layout, DType::weight, (packing) != nullptr>},
 #include "kernels/block_csr_linear/variants.inc"
+#include "kernels/dense_linear/variants.inc"
 #include "kernels/diagonal_linear/variants.inc"
 #undef ESPALIER_LINEAR_VARIANT
 };
