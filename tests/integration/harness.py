@@ -176,9 +176,11 @@ def perceptron(sizes: list[int], weight_of=None, edit=None) -> bytes:
 
 
 def slow_model() -> bytes:
-    """Returns a model x [N, 1024] that takes some 0.1 to 0.5 s for 256 items (20 GFLOP)."""
+    """Returns a model x [N, 1024] that takes some 0.2 to 1 s for 256 items (64 GFLOP)."""
     rng = np.random.default_rng(11)
-    return perceptron([1024] * 41, lambda out, size: rng.normal(scale=size**-0.5, size=(out, size)))
+    return perceptron(
+        [1024] * 121, lambda out, size: rng.normal(scale=size**-0.5, size=(out, size))
+    )
 
 
 SLOW_INPUT = np.ones((256, 1024), np.float32)
