@@ -164,8 +164,8 @@ HWY_INLINE void SpreadWeights(const W* w, hn::Vec<F32>* spread) {
 
 // kRows rows of the strip for kVectors vectors of tokens, added to the bias, into tile[row][token].
 template <int kRows, int kVectors, typename W>
-HWY_NOINLINE void PanelKernel(const StripWeights<W>& strip, const float* panel, const float* bias,
-                              float* tile) {
+HWY_NOINLINE void PanelKernel(const StripWeights<W>& strip, const char* ahead, int64_t ahead_bytes,
+                              const float* panel, const float* bias, float* tile) {
   const F32 d;
   constexpr int kWidth = kVectors * kLanes;
   hn::Vec<F32> acc[kRows][kVectors];
@@ -179,6 +179,8 @@ HWY_NOINLINE void PanelKernel(const StripWeights<W>& strip, const float* panel, 
     const int64_t col = strip.cols[b] * strip.block_cols;
     const int64_t cols = std::min(strip.block_cols, strip.in - col);
     const float* from = panel + col * kWidth;
+    for (int64_t i = 0; i < ahead_bytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
+    ahead += ahead_bytes;
 #pragma GCC unroll 2
     for (int64_t c = 0; c < cols; ++c) {
       const W* w = values + c * strip.packed_rows;
@@ -213,13 +215,18 @@ HWY_NOINLINE void PanelKernel(const StripWeights<W>& strip, const float* panel, 
 template <int kVectors, typename W>
 HWY_INLINE void PanelOfStrip(StripWeights<W> strip, int64_t rows, const float* panel,
                              const float* bias, float* tile) {
+  const int64_t passes = (rows + kPanelRows - 1) / kPanelRows;
+  const int64_t block_bytes = strip.block_cols * strip.packed_rows * sizeof(W);
+  const int64_t ahead_bytes = block_bytes / passes;
+  const char* ahead = reinterpret_cast<const char*>(strip.values) + strip.blocks * block_bytes;
   while (rows > 0) {
     const int64_t step = rows > 4 ? kPanelRows : 4;
     if (step == 4) {
-      PanelKernel<4, kVectors>(strip, panel, bias, tile);
+      PanelKernel<4, kVectors>(strip, ahead, ahead_bytes, panel, bias, tile);
     } else {
-      PanelKernel<kPanelRows, kVectors>(strip, panel, bias, tile);
+      PanelKernel<kPanelRows, kVectors>(strip, ahead, ahead_bytes, panel, bias, tile);
     }
+    ahead += ahead_bytes * strip.blocks;
     strip.values += step;
     bias += step;
     tile += step * kVectors * kLanes;
