@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels/block_csr_linear/block_csr_linear.h"
+#include "kernels/csr_linear/csr_linear.h"
 #include "kernels/dense_linear/dense_linear.h"
 #include "kernels/diagonal_linear/diagonal_linear.h"
 #include "kernels/linear/check_args.h"
@@ -43,6 +44,7 @@ constexpr LinearVariant kVariants[] = {
    Run<Family, Layout::layout, DType::weight, (packing) != nullptr>},
 #include "kernels/block_csr_linear/variants.inc"
 #include "kernels/dense_linear/variants.inc"
+#include "kernels/csr_linear/variants.inc"
 #include "kernels/diagonal_linear/variants.inc"
 #undef ESPALIER_LINEAR_VARIANT
 };
