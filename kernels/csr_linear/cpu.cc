@@ -2,6 +2,7 @@
 #define HWY_TARGET_INCLUDE "kernels/csr_linear/cpu.cc"
 #include "hwy/foreach_target.h"  // must precede highway.h: compiles this file once per instruction set
 // clang-format off
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/base/activation-inl.h"
 #include "kernels/linear/panel-inl.h"
@@ -20,6 +21,10 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using F32 = hn::ScalableTag<float>;
 constexpr int kLanes = static_cast<int>(hn::MaxLanes(F32()));
+
+// Where a row goes on in the next tile is no stream that hardware would follow: asked for this many
+// rows ahead, 64 tokens take 2.55 ms instead of 2.65.
+constexpr int64_t kPrefetchRows = 4;
 
 template <typename W>
 struct Rows {
@@ -100,6 +105,11 @@ HWY_INLINE void AddColumns(const Rows<W>& w, int64_t row, int64_t rows, int32_t 
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t end = w.ptr[row + r + 1];
     int64_t i = at[r];
+    if (r + kPrefetchRows < rows) {
+      const int64_t ahead = at[r + kPrefetchRows];
+      hwy::Prefetch(w.values + ahead);
+      hwy::Prefetch(w.cols + ahead);
+    }
     if (i == end || w.cols[i] >= col_end) continue;
     hn::Vec<F32> acc[kVectors];
     float* sums = tile + r * kWidth;
