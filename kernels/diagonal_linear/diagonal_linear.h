@@ -1,4 +1,4 @@
-// diagonal_linear.h — y = act(x · Wᵀ + b) for a weight stored as cyclic diagonals (b = 1), on the CPU.
+// diagonal_linear.h — y = act(x · Wᵀ + b) for a weight stored as cyclic (block-)diagonals, on the CPU.
 //
 //   y[row] = Σ_k values[k, t] · x[col],   (row, col) as in weight_view.h, in ascending k, one FMA each
 //
@@ -17,7 +17,20 @@
 
 namespace espalier::kernels {
 
+// b = 1.
 struct DiagonalLinearCpu {
+  static bool Supports(const LinearDesc& desc);
+  static size_t PackedBytes(const WeightView& weight);
+  static KernelStatus Pack(const WeightView& weight, void* packed);
+  static size_t ScratchBytes(const LinearDesc& desc, int threads);
+  static KernelStatus Run(const KernelContext& ctx, const LinearArgs& args);
+};
+
+// The same for block-diagonals (b > 1, rectangular blocks too), summed block after block in ascending k.
+//
+// Packed   As block_csr_linear.h packs the blocks, block rows one after the other, diagonals ascending.
+//          No index is stored.
+struct BlockDiagonalLinearCpu {
   static bool Supports(const LinearDesc& desc);
   static size_t PackedBytes(const WeightView& weight);
   static KernelStatus Pack(const WeightView& weight, void* packed);
