@@ -196,6 +196,11 @@ HWY_INLINE void PanelKernel(const Diagonals& diagonals, int64_t begin, int64_t e
     const auto* values = diagonals.Values(e) + first_row;
     using W = std::remove_cvref_t<decltype(*values)>;
     const float* from = panel + (diagonals.cols[e] + first_row) * kLanes;
+    // The next chunk's values: rows of a tile are read a few at a time, no stream for hardware.
+    hwy::Prefetch(values + kMostDiagonals * kDiagonalTileRows);
+    if constexpr (kRows * sizeof(W) > 64) {
+      hwy::Prefetch(values + kMostDiagonals * kDiagonalTileRows + kRows - 1);
+    }
 #pragma GCC unroll 8
     for (int q = 0; q < kRows; q += 4) {
       WeightQuad<F32, W> quad;
