@@ -22,9 +22,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 using F32 = hn::ScalableTag<float>;
 constexpr int kLanes = static_cast<int>(hn::MaxLanes(F32()));
 
-// Where a row goes on in the next tile is no stream that hardware would follow: asked for this many
-// rows ahead, 64 tokens take 2.55 ms instead of 2.65.
-constexpr int64_t kPrefetchRows = 4;
+// Where a row goes on in the next tile is no stream that hardware would follow: three lines of each
+// array are asked for this many rows ahead. 64 tokens, weights from memory: 2.84 -> 2.71 ms.
+constexpr int64_t kPrefetchRows = 8;
 
 template <typename W>
 struct Rows {
@@ -70,7 +70,11 @@ HWY_INLINE void SideBySide(D d, const Rows<W>& w, int64_t row, const float* x, f
     const auto value = hn::Set(d, ToFloat(w.values + i));
     return hn::MulAdd(value, hn::LoadU(d, x + w.cols[i] * kWidth), sum);
   };
+  // The next rows, in the order they lie in memory: too many streams for hardware to follow.
+  const int64_t next = w.ptr[row + kRows];
   for (int64_t step = 0; step < steps; ++step) {
+    hwy::Prefetch(w.values + next + step * kRows);
+    hwy::Prefetch(w.cols + next + step * kRows);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) acc[r] = Add(at[r] + step, acc[r]);
   }
@@ -107,8 +111,10 @@ HWY_INLINE void AddColumns(const Rows<W>& w, int64_t row, int64_t rows, int32_t 
     int64_t i = at[r];
     if (r + kPrefetchRows < rows) {
       const int64_t ahead = at[r + kPrefetchRows];
-      hwy::Prefetch(w.values + ahead);
-      hwy::Prefetch(w.cols + ahead);
+      for (int64_t i = ahead; i < ahead + 48; i += 16) {
+        hwy::Prefetch(w.values + i);
+        hwy::Prefetch(w.cols + i);
+      }
     }
     if (i == end || w.cols[i] >= col_end) continue;
     hn::Vec<F32> acc[kVectors];

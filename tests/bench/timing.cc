@@ -56,7 +56,7 @@ std::vector<std::vector<double>> TimeInTurn(const std::vector<std::function<void
       if (options.cold) {
         SweepCaches();
       } else {
-        functions[i]();
+        TimeCalls(functions[i], calls[i]);
       }
       samples[i].push_back(TimeCalls(functions[i], calls[i]));
     }

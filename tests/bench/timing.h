@@ -16,8 +16,9 @@ Summary Summarize(std::vector<double> samples);
 
 struct TimingOptions {
   int samples = 21;
-  // Warm: one call that is not timed, then as many back-to-back calls as fill this time; a sample is their mean. What
-  // fits into the caches stays there, as in a server that runs the layer again and again.
+  // Warm: as many back-to-back calls as fill this time are not timed (a last-level cache that takes
+  // what falls out of L2 needs several passes to fill), then as many are; a sample is their mean.
+  // What fits into the caches stays there, as in a server that runs the layer again and again.
   double sample_micros = 2000;
   // Cold: before every timed call the caches are swept; a sample is one call.
   bool cold = false;
