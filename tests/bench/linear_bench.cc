@@ -24,9 +24,10 @@ constexpr char kHelp[] =
     R"(linear_bench: y = x · Wᵀ + b on one CPU thread, sparse kernels against oneDNN dense.
 
   linear_bench [--cases bar|grid|all] [--layout L] [--batch N] [--sparsity S] [--dtype D] [--size N]
-               [--samples N] [--cold] [--out FILE]
+               [--samples N] [--out FILE]
 
-  --cases     bar: diagonal(1) 90 % at batch 1, 16, 64; csr and block_csr(16) 90 % at batch 64   (default)
+  --cases     bar: diagonal(1) 90 % at batch 1, 16, 64; csr and block_csr(16) 90 % at batch 64, and the
+              same again with the caches swept before every call (bar_cold)   (default)
               grid: sparsity 50..99 % x batch 1..256 x diagonal(1), diagonal(16), block_csr(16), csr
   --layout    only this layout, e.g. 'diagonal(1)', 'block_csr(16)', csr, dense
   --batch     only this batch (with grid: any value, also one that is not in the grid)
@@ -34,12 +35,12 @@ constexpr char kHelp[] =
   --dtype     f32 (default), bf16 or f16: type of the sparse weights; the baseline stays f32
   --size      in = out = N (default 4096)
   --samples   interleaved pairs (default 21); every row is a median of them
-  --cold      caches are swept before every call (default: back-to-back calls, weights as warm as they fit)
   --out       write JSON there
 
 x and y are row-major [tokens, features], every transposition is timed. The baseline is oneDNN with weights packed
 once, in the form (matmul or inner_product) that is faster at that batch. Before anything is timed, the kernel's
-answer is compared with a double-precision loop. Random weights, fixed seed.
+answer is compared with a double-precision loop. Random weights, fixed seed. Calls are back to back, weights as warm
+as they fit, except in bar_cold.
 )";
 
 struct Options {
@@ -56,6 +57,7 @@ struct BenchCase {
   int32_t block;
   double sparsity;
   int64_t tokens;
+  bool cold = false;
 };
 
 std::string LayoutText(const BenchCase& c) {
@@ -74,10 +76,14 @@ std::vector<BenchCase> ListCases(const Options& options) {
       {Layout::kDiagonal, 1}, {Layout::kDiagonal, 16}, {Layout::kBlockCsr, 16}, {Layout::kCsr, 1}};
   std::vector<BenchCase> cases;
   if (options.cases != "grid") {
-    for (const int64_t batch : {1, 16, 64})
-      cases.push_back({"bar", Layout::kDiagonal, 1, 0.9, batch});
-    cases.push_back({"bar", Layout::kCsr, 1, 0.9, 64});
-    cases.push_back({"bar", Layout::kBlockCsr, 16, 0.9, 64});
+    for (const bool cold : {false, true}) {
+      const char* name = cold ? "bar_cold" : "bar";
+      for (const int64_t batch : {1, 16, 64}) {
+        cases.push_back({name, Layout::kDiagonal, 1, 0.9, batch, cold});
+      }
+      cases.push_back({name, Layout::kCsr, 1, 0.9, 64, cold});
+      cases.push_back({name, Layout::kBlockCsr, 16, 0.9, 64, cold});
+    }
   }
   if (options.cases != "bar") {
     std::vector<int64_t> batches = {1, 4, 16, 64, 256};
@@ -186,6 +192,8 @@ size_t Fastest(const std::vector<std::function<void()>>& calls, TimingOptions ti
 
 // One JSON row, or nothing when no variant takes the problem. Exits when an answer is wrong.
 std::optional<std::string> Measure(const BenchCase& c, const Options& options) {
+  TimingOptions timing = options.timing;
+  timing.cold = c.cold;
   const DType dtype = options.dtype == "bf16"  ? DType::kBFloat16
                       : options.dtype == "f16" ? DType::kFloat16
                                                : DType::kFloat32;
@@ -213,17 +221,17 @@ std::optional<std::string> Measure(const BenchCase& c, const Options& options) {
         [&problem, dense = forms.back()] { dense->Run(problem.x(), problem.y()); });
   }
   std::vector<double> variant_micros, dense_micros;
-  const size_t variant = Fastest(calls, options.timing, &variant_micros);
-  const size_t form = Fastest(dense_calls, options.timing, &dense_micros);
-  const auto samples = TimeInTurn({calls[variant], dense_calls[form]}, options.timing);
+  const size_t variant = Fastest(calls, timing, &variant_micros);
+  const size_t form = Fastest(dense_calls, timing, &dense_micros);
+  const auto samples = TimeInTurn({calls[variant], dense_calls[form]}, timing);
   std::vector<double> ratios;
   for (size_t i = 0; i < samples[0].size(); ++i) ratios.push_back(samples[1][i] / samples[0][i]);
   const Summary ours = Summarize(samples[0]), dense = Summarize(samples[1]),
                 ratio = Summarize(ratios);
 
-  const char* mode = options.timing.cold ? "cold" : "warm";
+  const char* mode = c.cold ? "cold" : "warm";
   std::printf(
-      "%-5s %-14s %4.0f %%  M %3lld  %-36s %9.1f us (min %.1f, spread %.0f %%)  dense %9.1f us  "
+      "%-8s %-14s %4.0f %%  M %3lld  %-36s %9.1f us (min %.1f, spread %.0f %%)  dense %9.1f us  "
       "%6.2fx\n",
       c.name.c_str(), LayoutText(c).c_str(), 100 * c.sparsity, static_cast<long long>(c.tokens),
       variants[variant]->name, ours.median, ours.min, 100 * ours.spread, dense.median,
@@ -257,10 +265,6 @@ bool ParseOptions(int argc, char** argv, Options* options) {
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     options->command += " " + flag;
-    if (flag == "--cold") {
-      options->timing.cold = true;
-      continue;
-    }
     if (flag == "--help" || i + 1 >= argc) return false;
     const std::string value = argv[++i];
     options->command += value.find('(') != std::string::npos ? " '" + value + "'" : " " + value;
