@@ -4,7 +4,6 @@
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "clients/cli/command.h"
 #include "clients/cli/elements.h"
@@ -140,17 +139,14 @@ absl::StatusOr<Evaluation> Evaluate(const Server& server, const std::string& mod
 }
 
 void PrintTable(const std::vector<Evaluation>& evaluations, int64_t batch) {
-  Table table({"MODEL", "LAYOUTS", ">SPARSITY", ">ACCURACY", ">P50", ">P99", ">WEIGHTS", ">DENSE",
-               ">SAVED"});
+  Table table({"MODEL", "FOUND", "SERVED AS", ">SPARSITY", ">ACCURACY", ">P50", ">P99",
+               ">WEIGHTS OF DENSE"});
   for (const Evaluation& evaluation : evaluations) {
-    const std::vector<std::string> facts = evaluation.facts.Cells();
-    const auto& [resident, dense] =
-        std::tie(evaluation.facts.resident_bytes, evaluation.facts.dense_bytes);
-    const bool saved = resident && dense && *resident > 0;
-    table.AddRow({evaluation.model, facts[0], facts[1], FormatPercent(evaluation.accuracy()),
+    const ModelFacts& facts = evaluation.facts;
+    table.AddRow({evaluation.model, facts.StructuresText(), facts.LayoutsText(),
+                  facts.SparsityText(), FormatPercent(evaluation.accuracy()),
                   FormatMicros(evaluation.percentile(0.5)),
-                  FormatMicros(evaluation.percentile(0.99)), facts[2], facts[3],
-                  saved ? absl::StrFormat("%.1f×", double(*dense) / double(*resident)) : "–"});
+                  FormatMicros(evaluation.percentile(0.99)), facts.MemoryText()});
   }
   std::cout << table.ToString() << evaluations.front().items << " images; latency of a request of "
             << (batch == 1 ? "one image" : absl::StrCat(batch, " images"))
@@ -215,9 +211,10 @@ Command EvaluateCommand() {
            {"json", "", "Print JSON instead of a table."},
        }),
        .details =
-           R"(Pixels are sent as FP32, byte / 255, in the shape of the model's input; an answer is right when its
-largest score stands at the label's index. Requests go one at a time, so P50 and P99 are latencies
-without load. Any error ends the evaluation.
+           R"(FOUND is the structure in the zeros of the weights, SERVED AS how they are held, WEIGHTS OF DENSE
+the bytes that they take and would take with all zeros stored. Pixels are sent as FP32, byte / 255,
+in the shape of the model's input; an answer is right when its largest score stands at the label's
+index. Requests go one at a time, so P50 and P99 are latencies without load. Any error ends it.
 
 Example:
   espalier evaluate mnist_dense mnist_diagonal16 \

@@ -37,12 +37,13 @@ absl::StatusOr<std::vector<Row>> Collect(const Server& server, bool ready_only) 
 }
 
 void PrintTable(const std::vector<Row>& rows) {
-  Table table({"MODEL", ">VERSION", "STATE", "LAYOUTS", ">SPARSITY", ">WEIGHTS", ">DENSE"});
+  Table table(
+      {"MODEL", ">VERSION", "STATE", "FOUND", "SERVED AS", ">SPARSITY", ">WEIGHTS OF DENSE"});
   std::string reasons;
   for (const Row& row : rows) {
-    std::vector<std::string> cells = {row.index.name(), row.index.version(), row.index.state()};
-    for (std::string& cell : row.facts.Cells()) cells.push_back(std::move(cell));
-    table.AddRow(std::move(cells));
+    table.AddRow({row.index.name(), row.index.version(), row.index.state(),
+                  row.facts.StructuresText(), row.facts.LayoutsText(), row.facts.SparsityText(),
+                  row.facts.MemoryText()});
     if (row.index.reason().empty()) continue;
     absl::StrAppend(&reasons, "\n", row.index.name(),
                     row.index.version().empty() ? "" : " version ", row.index.version(), ": ",
@@ -94,9 +95,9 @@ Command ModelsCommand() {
            {"json", "", "Print JSON instead of a table."},
        }),
        .details =
-           R"(Columns: LAYOUTS is how the weights are held, SPARSITY the share of zeros in them, WEIGHTS the
-bytes that they take in memory, DENSE what they would take without their zeros left out. A model
-that could not be loaded is listed with the reason.
+           R"(FOUND is the structure in the zeros of the weights, SERVED AS how they are held, SPARSITY the
+share of zeros, WEIGHTS OF DENSE the bytes that they take and would take with all zeros stored. A
+model that could not be loaded is listed with the reason.
 
 Examples:
   espalier models

@@ -3,11 +3,12 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "clients/cli/table.h"
+#include "engine/sparse/structure_report.h"
 
 namespace espalier::cli {
 namespace {
 
-constexpr absl::string_view kUnknown = "–";
+constexpr char kUnknown[] = "–";
 
 std::string TextOf(const inference::ModelConfig& config, const std::string& key) {
   const auto found = config.parameters().find(key);
@@ -83,11 +84,17 @@ void ModelFacts::WriteJson(JsonWriter& json) const {
   if (dense_bytes) json.Key("dense_weight_bytes").Int(*dense_bytes);
 }
 
-std::vector<std::string> ModelFacts::Cells() const {
-  const std::string unknown(kUnknown);
-  return {layouts.empty() ? unknown : layouts, sparsity ? FormatPercent(*sparsity) : unknown,
-          resident_bytes ? FormatBytes(*resident_bytes) : unknown,
-          dense_bytes ? FormatBytes(*dense_bytes) : unknown};
+std::string ModelFacts::StructuresText() const {
+  return structures.empty() ? kUnknown : structures;
+}
+std::string ModelFacts::LayoutsText() const { return layouts.empty() ? kUnknown : layouts; }
+std::string ModelFacts::SparsityText() const {
+  return sparsity ? FormatPercent(*sparsity) : kUnknown;
+}
+std::string ModelFacts::MemoryText() const {
+  if (!resident_bytes || !dense_bytes) return kUnknown;
+  return absl::StrCat(sparse::HumanBytes(*resident_bytes), " of ",
+                      sparse::HumanBytes(*dense_bytes));
 }
 
 }  // namespace espalier::cli

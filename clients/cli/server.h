@@ -36,8 +36,11 @@ struct ModelFacts {
 
   static ModelFacts From(const inference::ModelConfig& config);
   void WriteJson(JsonWriter& json) const;  // the fields that are there, as keys of the open object
-  // Cells for "layouts", "sparsity", "weights", "dense"; "–" for what is not known.
-  std::vector<std::string> Cells() const;
+  // For tables; "–" for what is not known.
+  std::string StructuresText() const;
+  std::string LayoutsText() const;
+  std::string SparsityText() const;
+  std::string MemoryText() const;  // "270.4 KiB of 2.6 MiB": resident of dense
 };
 
 }  // namespace espalier::cli

@@ -54,13 +54,6 @@ std::string Table::ToString() const {
   return text;
 }
 
-std::string FormatBytes(double bytes) {
-  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  int unit = 0;
-  for (; bytes >= 1024 && unit < 4; ++unit) bytes /= 1024;
-  return absl::StrFormat(unit == 0 || bytes >= 100 ? "%.0f %s" : "%.1f %s", bytes, kUnits[unit]);
-}
-
 std::string FormatMicros(double micros) {
   if (micros < 1000) return absl::StrFormat("%.0f µs", micros);
   if (micros < 1e6) return absl::StrFormat("%.2f ms", micros / 1e3);

@@ -19,7 +19,6 @@ class Table {
   std::vector<std::vector<std::string>> rows_;  // the titles first
 };
 
-std::string FormatBytes(double bytes);    // "612 B", "1.6 MiB"
 std::string FormatMicros(double micros);  // "87 µs", "1.93 ms", "2.41 s"
 std::string FormatPercent(double share);  // 0.9025 is "90.25 %"
 std::string FormatNumber(double value);   // shortest text that reads back as the same double

@@ -62,7 +62,8 @@ class FakeService final : public inference::GRPCInferenceService::Service {
     auto* config = response->mutable_config();
     config->set_name("digits");
     auto& parameters = *config->mutable_parameters();
-    parameters["layouts"].set_string_value("diagonal(16), dense");
+    parameters["layouts"].set_string_value("block_csr(16) x1");
+    parameters["structures"].set_string_value("diagonal(16) x1");
     parameters["sparsity"].set_string_value("0.9");
     parameters["resident_weight_bytes"].set_string_value("2048");
     parameters["dense_weight_bytes"].set_string_value("20480");
