@@ -32,12 +32,6 @@ struct CsrScratch {
   int64_t panels_bytes, task_bytes;
 };
 
-// As many tasks as threads, but none below some 20 µs of work: 2^18 multiplications.
-inline int64_t CsrTasks(const LinearDesc& desc, int threads) {
-  const int64_t worth = 1 + (desc.count * desc.tokens >> 18);
-  return std::min<int64_t>({std::max(1, threads), worth, desc.out});
-}
-
 // Rows [CsrBoundary(w, i, n), CsrBoundary(w, i + 1, n)) are the i-th of n shares of equal work.
 inline int64_t CsrBoundary(const WeightView& w, int64_t i, int64_t n) {
   if (i == n) return w.out;

@@ -40,9 +40,9 @@ constexpr int64_t kPanelsPerGroup = 2;
 
 // The diagonals that meet one tile, in ascending order: for entry e the values of the tile's rows,
 // and the column of x that the tile's first row meets. The kernels know whole tiles only.
+// out <= in: every diagonal covers every row, so that values follow each other; out > in: pieces.
 template <typename W>
-struct
-    WholeDiagonals {  // out <= in: every diagonal covers every row, so the values follow each other
+struct WholeDiagonals {
   HWY_INLINE const W* Values(int64_t e) const { return values + e * rows; }
   const W* values;
   int64_t rows;
@@ -50,7 +50,7 @@ struct
   int64_t count;
 };
 template <typename W>
-struct DiagonalPieces {  // out > in
+struct DiagonalPieces {
   HWY_INLINE const W* Values(int64_t e) const { return pointers[e]; }
   const W* const* pointers;
   const int32_t* cols;
@@ -103,8 +103,7 @@ DiagonalPieces<W> ListPieces(const DiagonalTiling& tiling, const WeightView& w, 
   return {scratch.pointers, scratch.cols, count};
 }
 
-// --- few tokens: rows in lanes
-// -----------------------------------------------------------------------------------
+// --- few tokens: rows in lanes --------------------------------------------------------------------
 
 // kVectors · lanes rows of y for kTokens tokens, in registers across all entries. x[token] is at
 // column 0.
@@ -134,8 +133,9 @@ HWY_INLINE void RowsKernel(const Diagonals& diagonals, int64_t first_row, const 
 #pragma GCC unroll 8
   for (int t = 0; t < kTokens; ++t) {
 #pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v)
+    for (int v = 0; v < kVectors; ++v) {
       hn::Store(acc[t][v], d, tile + t * kDiagonalTileRows + v * kLanes);
+    }
   }
 }
 
@@ -148,13 +148,16 @@ void RowsTile(const Diagonals& diagonals, int64_t rows, const float* x, int64_t 
   for (; row + kMost * kLanes <= rows; row += kMost * kLanes) {
     RowsKernel<kMost, kTokens>(diagonals, row, x, x_stride, tile + row);
   }
+  for (; row + kLanes < rows; row += 2 * kLanes) {
+    RowsKernel<2, kTokens>(diagonals, row, x, x_stride, tile + row);
+  }
   for (; row < rows; row += kLanes) RowsKernel<1, kTokens>(diagonals, row, x, x_stride, tile + row);
 }
 
 template <class Diagonals>
 void RowsTask(const LinearArgs& args, const Diagonals& diagonals, int64_t row, int64_t rows,
               const float* x, int64_t x_stride) {
-  HWY_ALIGN float tile[4 * kDiagonalTileRows];
+  HWY_ALIGN float tile[4 * kDiagonalTileRows + 16];
   for (int64_t token = 0; token < args.tokens; token += 4) {
     const int64_t tokens = std::min<int64_t>(4, args.tokens - token);
     const float* from = x + token * x_stride;
@@ -175,8 +178,9 @@ void RowsTask(const LinearArgs& args, const Diagonals& diagonals, int64_t row, i
     for (int64_t t = 0; t < tokens; ++t) {
       float* y = static_cast<float*>(args.y) + (token + t) * args.y_stride + row;
       const float* from_tile = tile + t * kDiagonalTileRows;
-      for (int64_t r = 0; r < rows; ++r)
+      for (int64_t r = 0; r < rows; ++r) {
         y[r] = from_tile[r] + (args.bias == nullptr ? 0.0f : args.bias[row + r]);
+      }
       if (args.activation != Activation::kNone) ActivateArray(args.activation, y, y, rows);
     }
   }
@@ -255,8 +259,7 @@ void PanelTile(const LinearArgs& args, const Diagonals& diagonals, int64_t row, 
   StoreTile(tile, kLanes, rows, tokens, args.activation, y, args.y_stride);
 }
 
-// --- x with what lies around it
-// ----------------------------------------------------------------------------------
+// --- x with what lies around it -------------------------------------------------------------------
 
 // Rows in lanes: copies of x rows, columns [-pad, in + pad): cyclic where out <= in, zeros where
 // out > in.
@@ -315,7 +318,7 @@ void RunTyped(const KernelContext& ctx, const LinearArgs& args) {
     }
   };
   const int64_t tiles = tiling.tiles();
-  const int64_t tasks = std::min<int64_t>(tiles, ctx.threads);
+  const int64_t tasks = std::min<int64_t>(tiles, std::max(1, ctx.threads));
   ctx.ParallelFor(tasks, [&](int64_t task) HWY_ATTR {
     const DiagonalTaskScratch<W> own(scratch, args.scratch, task);
     const int64_t begin = tiles * task / tasks, end = tiles * (task + 1) / tasks;
