@@ -19,6 +19,14 @@ constexpr int64_t kMaxBatch = 1 << 16;
 constexpr int64_t kMaxThreads = 1024;
 constexpr int64_t kMaxMeasureSeconds = 3600;
 
+// The planner knows nothing of config files, so it has an enum of its own.
+static_assert(static_cast<int>(planner::WeightMemory::kSmallest) ==
+                  static_cast<int>(formats::WeightMemory::kSmallest) &&
+              static_cast<int>(planner::WeightMemory::kBalanced) ==
+                  static_cast<int>(formats::WeightMemory::kBalanced) &&
+              static_cast<int>(planner::WeightMemory::kFastest) ==
+                  static_cast<int>(formats::WeightMemory::kFastest));
+
 // The settings of the model's config.pbtxt, overridden by flags.
 absl::StatusOr<planner::PrepareOptions> OptionsFrom(const Args& args, inference::ModelConfig config,
                                                     const std::vector<int64_t>& batches) {
