@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "kernels/cuda/block_rows.h"
-#include "kernels/cuda/scratch.h"
 
 namespace espalier::kernels::cuda {
 namespace {
@@ -40,7 +39,7 @@ void CopyPanel(const uint16_t* block, int stride, int rows, int columns, uint16_
   const int mask = SwizzleMask(columns);
   for (int r = 0; r < rows; ++r) {
     for (int c = 0; c < columns; c += 8) {
-      const int s = 2 * (ImageRow(r) * columns + c);
+      const int s = 2 * (r * columns + c);
       std::memcpy(panel + Swizzled(s, mask) / 2, block + int64_t{r} * stride + c, 16);
     }
   }

@@ -9,9 +9,8 @@
 //   panels     Panel[P]    by block row, then by column
 //   values     2-byte      panel after panel, each br·kc values, SWIZZLED as the tensor memory engine would
 //
-// Inside a panel, value (r, c) is at byte s ^ ((s >> 3) & mask), s = 2·(image_row(r)·kc + c), mask = 32·kc/16 − 16: the
-// 16-byte chunks of a row are permuted so that eight rows' chunks lie in eight different bank groups. image_row permutes
-// each group of 16 rows so that one thread of an mma/wgmma accumulator ends up with four neighbouring outputs.
+// Inside a panel, value (r, c) is at byte s ^ ((s >> 3) & mask), s = 2·(r·kc + c), mask = 2·kc − 16: the 16-byte chunks of
+// a row are permuted so that eight rows' chunks lie in eight different bank groups.
 //
 // Everything here is plain C++ and runs on the host; the engine uploads the bytes.
 #pragma once
@@ -48,11 +47,6 @@ constexpr int SwizzleMask(int panel_columns) { return panel_columns * 2 - 16; }
 // Byte offset of the swizzled position of linear byte offset `s` in a panel (or in an x tile of the same width).
 constexpr int Swizzled(int s, int mask) { return s ^ ((s >> 3) & mask); }
 
-// Image row 8h + 2q + e holds output row 4q + 2h + e of each group of 16 (h, e in {0, 1}, q in 0..3).
-constexpr int ImageRow(int row) {
-  return (row & ~15) | ((row & 2) << 2) | ((row & 12) >> 1) | (row & 1);
-}
-
 // Where the sections of an image lie, in bytes from its start.
 struct BlockImage {
   int64_t block_rows_count = 0;  // R
@@ -69,7 +63,11 @@ BlockImage BlockImageOf(const WeightView& weight);
 // True when br and bc are in {16, 32, 64, 128}, values and x are of one 2-byte type and every index fits int32.
 bool FitsBlockImage(const LinearDesc& desc);
 
-// Copies rows × columns 2-byte values at row stride `stride` into one panel: rows permuted, chunks swizzled.
+// FitsBlockImage, blocks that block_linear_stream.cu is compiled for, and few tokens.
+constexpr int kMaxStreamTokens = 32;
+bool FitsBlockStream(const LinearDesc& desc);
+
+// Copies rows × columns 2-byte values at row stride `stride` into one panel, swizzled.
 void CopyPanel(const uint16_t* block, int stride, int rows, int columns, uint16_t* panel);
 
 size_t BlockImageBytes(const WeightView& weight);

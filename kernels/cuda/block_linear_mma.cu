@@ -126,8 +126,8 @@ KernelStatus RunShape(const KernelContext& ctx, const LinearArgs& args, const Bl
                          OutputOf<T>(args)};
   const int64_t tiles = (args.tokens + kTileTokens - 1) / kTileTokens * image.block_rows_count;
   if (tiles > INT32_MAX) return {KernelCode::kUnsupported, "block mma: too many tiles for one grid"};
-  return Launch(BlockMmaKernel<T, kRows, kColumns>, dim3(static_cast<unsigned>(tiles)), kThreads,
-                Tile<kRows, kColumns>::kSharedBytes, ctx.stream, false, params);
+  return Launch(ctx, {dim3(static_cast<unsigned>(tiles)), kThreads, Tile<kRows, kColumns>::kSharedBytes},
+                BlockMmaKernel<T, kRows, kColumns>, params);
 }
 
 template <typename T, int kRows>

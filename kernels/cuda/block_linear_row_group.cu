@@ -1,40 +1,52 @@
-// block_linear_row_group.cu — blocks of 16 or 32 rows on Hopper: several block rows share each slab of x.
+// block_linear_row_group.cu — blocks of 16 or 32 rows on Hopper: two thread blocks share each slab of x.
 //
-// Persistent thread blocks of one producer warp and two consumer warpgroups. A tile is one group of 256 outputs (16 or 8
-// block rows, row_group_image.h) times 128 tokens, 64 a warpgroup; x is wgmma's 64-row operand, a panel its 16- or
-// 32-column one, and every block row has accumulators of its own, so that the loop over rows is unrolled and the loop over
-// a row's panels is not. Tensor cores run at half speed or less this way (their operand reads fill shared memory's
-// bandwidth), but L2 traffic, the roof of narrow blocks, is halved.
+// Persistent clusters of two thread blocks, each of one producer warp and eight consumer warps. A tile is one group of 512
+// outputs (row_group_image.h) times 128 tokens; each thread block computes half of the outputs, each warp 64 of them for
+// 64 tokens. The two producers load every other slab and multicast it to both. Every block row has accumulators of its
+// own, so that the loop over rows is unrolled and the loop over a row's panels is not.
+//
+// Products are mma.sync. wgmma, in loops that enter the tensor pipeline anew for every panel, takes 116 clocks an instruction
+// whatever its width (H200, 10,240³, 90 %, b = 16: 1.7 ms, L2 36 % busy). Without the sharing of slabs L2 was 80 % busy
+// with b = 32 and 88 % with b = 16. A warp with 32 tokens × 128 outputs spends a third of its time on the loops themselves.
 #include "kernels/cuda/device/epilogue.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/pipeline.cuh"
 #include "kernels/cuda/device/tile_walk.cuh"
-#include "kernels/cuda/device/wgmma.cuh"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/row_group_image.h"
 
 namespace espalier::kernels::cuda {
 namespace {
 
-constexpr int kTileTokens = 128;
 constexpr int kConsumerWarps = 8;
 constexpr int kThreads = 32 * (kConsumerWarps + 4);
-constexpr int kProducerRegisters = 40;  // 128 · 40 + 256 · 232 = 384 · 168
-constexpr int kConsumerRegisters = 232;
-constexpr int kStages = 4;
+constexpr int kProducerRegisters = 56;  // 128 · 56 + 256 · 224 = 384 · 168
+constexpr int kConsumerRegisters = 224;
+constexpr int kStages = 3;
+constexpr uint16_t kBoth = 3;  // thread blocks 0 and 1 of the cluster
+constexpr int kWarpTokens = 64;   // warps 0..3 take the first 64 tokens, 4..7 the others
+constexpr int kWarpOutputs = 64;  // warp w those from 64 · (w % 4) on
+// Outputs leave in pieces of 32 × 64 tokens, one 64-byte row a token, through a buffer a warp.
+constexpr int kPieceOutputs = 32;
+constexpr int kPieceBytes = kWarpTokens * kPieceOutputs * 2;
 
 template <int kRows, int kColumns>
 struct Tile {
-  static constexpr int kGroup = GroupRows(kRows);
-  static constexpr int kRowBytes = kColumns * 2;
-  static constexpr int kSlabBytes = kTileTokens * kRowBytes;
+  static constexpr int kWarpRows = kWarpOutputs / kRows;  // block rows of a warp
+  static constexpr int kSlabRowBytes = SlabColumns(kColumns) * 2;
+  static constexpr int kPanelRowBytes = kColumns * 2;
+  static constexpr int kSlabBytes = SlabBytes(kColumns);
   static constexpr int kXBytes = StepSlabs(kColumns) * kSlabBytes;
-  static constexpr int kPanelBytes = kRows * kRowBytes;
-  static constexpr int kWeightBytes = StepPanels(kRows, kColumns) * kPanelBytes;
-  static constexpr int kStageBytes = kXBytes + kWeightBytes;
-  static constexpr int kSharedBytes = kStages * (kStageBytes + sizeof(Step)) + 2 * kImageAlignment;
+  static constexpr int kPanelBytes = kRows * kPanelRowBytes;
+  static constexpr int kStageBytes = kXBytes + StepPanels(kRows, kColumns) * kPanelBytes;
+  static constexpr int kSharedBytes =
+      kStages * (kStageBytes + sizeof(Step)) + kConsumerWarps * kPieceBytes + kImageAlignment + 256;
   static_assert(kSharedBytes <= 227 * 1024);
 };
+
+// Of a thread: [block row][16 tokens][16 outputs and fragment].
+template <int kRows>
+using Accumulators = float[kWarpOutputs / kRows][kWarpTokens / 16][kRows / 2];
 
 template <typename T>
 struct Params {
@@ -46,156 +58,269 @@ struct Params {
   LinearOutput<T> to;
 };
 
-// Shared-memory addresses of the ring.
+// Shared-memory addresses; the same in both thread blocks, which multicasts rely on.
 struct Shared {
-  uint32_t stages;
-  uint32_t steps;
+  uint32_t stages, pieces, steps;
   RingBarriers barriers;
 };
+
+__device__ __forceinline__ int ClusterTile(int round, int tiles) {
+  return TileOf(round, tiles, blockIdx.x / 2, gridDim.x / 2);
+}
+
+// The heads of up to 32 steps, one a lane. L2 takes longer to answer than a step to load, so they are fetched a batch ahead.
+struct StepHead {
+  int32_t slabs, panels, first_panel;  // first_panel is below 2^31: FitsBlockImage
+  int32_t columns[kMaxStepSlabs];
+};
+
+__device__ __forceinline__ StepHead HeadOf(const Step* steps, const GroupSpan& span, int first, int half) {
+  const int s = first + threadIdx.x % 32;
+  StepHead head{};
+  if (s < span.end) {
+    const Step& step = steps[2 * s + half];
+    const int4* words = reinterpret_cast<const int4*>(&step);
+    const int4 counts = words[0], columns = words[1];
+    const int2 more = *reinterpret_cast<const int2*>(words + 2);
+    head = {counts.x, counts.y, counts.z, {columns.x, columns.y, columns.z, columns.w, more.x, more.y}};
+  }
+  return head;
+}
 
 template <typename T, int kRows, int kColumns>
 __device__ __forceinline__ void Produce(const CUtensorMap* x_map, const Params<T>& params, const Shared& shared) {
   using Tile = Tile<kRows, kColumns>;
+  static_assert(kMaxStepSlabs == 6 && offsetof(Step, column) == 16);
   const int lane = threadIdx.x % 32;
+  const int half = static_cast<int>(ClusterRank());
   RingPosition<kStages> ring;
-  for (int round = 0;; ++round) {
-    const int tile = TileOf(round, params.tiles);
-    if (tile < 0) break;
-    const GroupSpan span = params.groups[tile % params.group_count];
-    const int token = tile / params.group_count * kTileTokens;
-    // Lane i holds word i of the step's head: slabs, panels, first_panel (2 words), columns. One step ahead.
-    constexpr int kHeadWords = 4 + kMaxStepSlabs;
-    const auto head_of = [&](int s) {
-      return s < span.end && lane < kHeadWords ? reinterpret_cast<const int32_t*>(params.steps + s)[lane] : 0;
-    };
-    int32_t head = head_of(span.begin);
-    for (int s = span.begin; s < span.end; ++s) {
-      const int32_t next_head = head_of(s + 1);
-      const int slabs = __shfl_sync(0xffffffffu, head, 0), panels = __shfl_sync(0xffffffffu, head, 1);
-      const int64_t first_panel = __shfl_sync(0xffffffffu, head, 2);  // below 2^31: FitsBlockImage
-      const int column = __shfl_sync(0xffffffffu, head, 4 + lane % kMaxStepSlabs);
-      const uint32_t full = shared.barriers.Full(ring.stage);
-      const uint32_t stage = shared.stages + ring.stage * Tile::kStageBytes;
-      Wait(shared.barriers.Empty(ring.stage), ring.parity ^ 1);
-      if (lane == 0) {
-        ArriveExpecting(full, slabs * Tile::kSlabBytes + panels * Tile::kPanelBytes + sizeof(Step));
-        CopyBulk(shared.steps + ring.stage * sizeof(Step), params.steps + s, sizeof(Step), full);
-        CopyBulk(stage + Tile::kXBytes, params.values + first_panel * Tile::kPanelBytes, panels * Tile::kPanelBytes,
-                 full);
+  const auto span_of = [&](int tile) { return tile < 0 ? GroupSpan{} : params.groups[tile % params.group_count]; };
+  int tile = ClusterTile(0, params.tiles);
+  GroupSpan span = span_of(tile);
+  StepHead next = HeadOf(params.steps, span, span.begin, half);
+  for (int round = 0; tile >= 0; ++round) {
+    const int next_tile = ClusterTile(round + 1, params.tiles);
+    const GroupSpan next_span = span_of(next_tile);
+    const int token = tile / params.group_count * kGroupTokens;
+    for (int batch = span.begin; batch < span.end; batch += 32) {
+      const StepHead head = next;
+      next = batch + 32 < span.end ? HeadOf(params.steps, span, batch + 32, half)
+                                   : HeadOf(params.steps, next_span, next_span.begin, half);
+      for (int i = 0; i < min(32, span.end - batch); ++i) {
+        const int slabs = __shfl_sync(0xffffffffu, head.slabs, i), panels = __shfl_sync(0xffffffffu, head.panels, i);
+        const int64_t first_panel = __shfl_sync(0xffffffffu, head.first_panel, i);
+        int columns[kMaxStepSlabs];
+#pragma unroll
+        for (int c = 0; c < kMaxStepSlabs; ++c) columns[c] = __shfl_sync(0xffffffffu, head.columns[c], i);
+        if (lane == 0) {
+          const uint32_t full = shared.barriers.Full(ring.stage);
+          const uint32_t stage = shared.stages + ring.stage * Tile::kStageBytes;
+          Wait(shared.barriers.Empty(ring.stage), ring.parity ^ 1);  // in both thread blocks
+          ArriveExpecting(full, slabs * Tile::kSlabBytes + panels * Tile::kPanelBytes + sizeof(Step));
+#pragma unroll
+          for (int slab = 0; slab < StepSlabs(kColumns); ++slab) {
+            if (slab < slabs && slab % 2 == half) {
+              CopyBoxToCluster(stage + slab * Tile::kSlabBytes, x_map, columns[slab], token, full, kBoth);
+            }
+          }
+          CopyBulk(shared.steps + ring.stage * sizeof(Step), params.steps + 2 * (batch + i) + half, sizeof(Step), full);
+          if (panels > 0) {
+            CopyBulk(stage + Tile::kXBytes, params.values + first_panel * Tile::kPanelBytes,
+                     panels * Tile::kPanelBytes, full);
+          }
+        }
+        __syncwarp();
+        ring.Advance();
       }
-      __syncwarp();  // bytes are expected before the first of them can arrive
-      if (lane < slabs) CopyBox(stage + lane * Tile::kSlabBytes, x_map, column, token, full);
-      __syncwarp();
-      ring.Advance();
-      head = next_head;
     }
+    if (span.begin == span.end) next = HeadOf(params.steps, next_span, next_span.begin, half);
+    tile = next_tile;
+    span = next_span;
   }
 }
 
-// acc[g] += the panels of row g in this stage.
+// acc[g] += the panels of row g in this stage, for the rows and tokens of this warp.
 template <typename T, int kRows, int kColumns>
-__device__ __forceinline__ void MultiplyStage(float (&acc)[GroupRows(kRows)][kRows / 2], uint32_t stage, uint32_t step,
-                                              int warpgroup) {
+__device__ __forceinline__ void MultiplyStage(Accumulators<kRows>& acc, uint32_t stage, uint32_t step) {
   using Tile = Tile<kRows, kColumns>;
-  const Operand<Tile::kRowBytes> x(stage + warpgroup * 64 * Tile::kRowBytes), weight(stage + Tile::kXBytes);
-  static_assert(StepPanels(kRows, kColumns) < kMaxStepPanels, "one slab number is read ahead");
-  const uint4 ends = LoadShared128(step + offsetof(Step, row_end));
-  const uint32_t end_words[4] = {ends.x, ends.y, ends.z, ends.w};
-  uint32_t slab_address = step + offsetof(Step, slab);
-  uint32_t slab = LoadShared8(slab_address);
-  int i = 0;
+  static_assert(StepPanels(kRows, kColumns) <= kMaxStepPanels, "one offset is read ahead");
+  constexpr int kXMask = SwizzleMask(SlabColumns(kColumns)), kWeightMask = SwizzleMask(kColumns);
+  constexpr int kPieces = kWarpTokens / 16;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int x_row = (warp / 4 * kWarpTokens + lane % 16) * Tile::kSlabRowBytes;
+  const int weight_row = (lane % 8 + lane / 16 * 8) * Tile::kPanelRowBytes;
+  const int x_key = (x_row >> 3) & kXMask, weight_key = (weight_row >> 3) & kWeightMask;  // also 16 rows below
+  const int x_half = lane / 16 * 16, weight_half = lane / 8 % 2 * 16;
+
+  const int first_row = warp % 4 * Tile::kWarpRows;
+  const uint32_t row_ends = step + offsetof(Step, row_end);
+  // The ends of up to four rows, and before them the end of the row before: where this warp's panels begin.
+  const uint32_t ends = LoadShared32(row_ends + first_row / 4 * 4) >> (8 * (first_row % 4));
+  int i = first_row == 0 ? 0 : LoadShared8(row_ends + first_row - 1);
+  uint32_t offset_address = step + offsetof(Step, x_offset) + 2 * i;
+  uint32_t weights = stage + Tile::kXBytes + i * Tile::kPanelBytes + weight_row;
+  int x_offset = LoadShared16(offset_address) * 16;
 #pragma unroll
-  for (int g = 0; g < Tile::kGroup; ++g) {
-    const int end = end_words[g / 4] >> (8 * (g % 4)) & 255;
+  for (int g = 0; g < Tile::kWarpRows; ++g) {
+    const int end = ends >> (8 * g) & 255;
 #pragma unroll 1
     for (; i < end; ++i) {
-      const uint32_t x_bytes = slab * Tile::kSlabBytes;
-      slab = LoadShared8(++slab_address);  // of the next panel, whichever row it is in
+      const uint32_t x = stage + x_row + (x_offset & ~(Tile::kSlabRowBytes - 1));
+      const int within = x_offset & (Tile::kSlabRowBytes - 1);
+      x_offset = LoadShared16(offset_address += 2) * 16;  // of the next panel, whichever row it is in
 #pragma unroll
       for (int k = 0; k < kColumns / 16; ++k) {
-        Product<T>(acc[g], x.At(x_bytes + k * kProductBytes), weight.At(i * Tile::kPanelBytes + k * kProductBytes));
+        uint32_t a[kPieces][4];
+#pragma unroll
+        for (int m = 0; m < kPieces; ++m) {
+          LoadMatrices(a[m], x + m * 16 * Tile::kSlabRowBytes + ((within + 32 * k + x_half) ^ x_key));
+        }
+#pragma unroll
+        for (int u = 0; u < kRows / 16; ++u) {
+          uint32_t b[4];
+          LoadMatrices(b, weights + u * 16 * Tile::kPanelRowBytes + ((32 * k + weight_half) ^ weight_key));
+#pragma unroll
+          for (int m = 0; m < kPieces; ++m) {
+            Mma<T>(&acc[g][m][8 * u], a[m], b[0], b[1]);
+            Mma<T>(&acc[g][m][8 * u + 4], a[m], b[2], b[3]);
+          }
+        }
       }
+      weights += Tile::kPanelBytes;
+    }
+  }
+}
+
+// Piece `piece` of the warp's 64 outputs, for its 64 tokens, to its buffer, swizzled like the tensor map.
+template <typename T, int kRows>
+__device__ __forceinline__ void StagePiece(const Accumulators<kRows>& acc, const LinearOutput<T>& to,
+                                           int64_t first_output, int piece, uint32_t buffer) {
+  constexpr int kTiles = kRows / 8;  // 8-output tiles of a block row
+  const int lane = threadIdx.x % 32;
+  float bias[4][2];
+#pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    const int64_t output = first_output + 8 * t + lane % 4 * 2;
+    bias[t][0] = BiasAt(to.bias, output, to.out);
+    bias[t][1] = BiasAt(to.bias, output + 1, to.out);
+  }
+#pragma unroll
+  for (int m = 0; m < kWarpTokens / 16; ++m) {
+    float values[16];
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      const int g = piece * kPieceOutputs / kRows + t / kTiles, j = t % kTiles;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[4 * t + i] = acc[g][m][4 * j + i] + bias[t][i % 2];
+    }
+    Activate<T>(values, to.activation);
+    if (first_output + kPieceOutputs > to.out) {
+#pragma unroll
+      for (int v = 0; v < 16; ++v) {
+        if (first_output + v / 4 * 8 + lane % 4 * 2 + v % 2 >= to.out) values[v] = 0.0f;  // the tail of a row is zero
+      }
+    }
+    // Lane 8q + i addresses token i of matrix q: tokens 0..7 and 8..15 of one 8-output tile, then of the next.
+    const int token = m * 16 + lane / 8 % 2 * 8 + lane % 8;
+#pragma unroll
+    for (int t = 0; t < 4; t += 2) {
+      const uint32_t matrices[4] = {
+          PackPair<T>(values[4 * t], values[4 * t + 1]), PackPair<T>(values[4 * t + 2], values[4 * t + 3]),
+          PackPair<T>(values[4 * t + 4], values[4 * t + 5]), PackPair<T>(values[4 * t + 6], values[4 * t + 7])};
+      StoreMatrices(buffer + Swizzled(token * 64 + (t + lane / 16) * 16, SwizzleMask(kPieceOutputs)), matrices);
+    }
+  }
+}
+
+// Of this warp alone: no barrier with the others.
+template <typename T, int kRows>
+__device__ __forceinline__ void StoreOutputs(const Accumulators<kRows>& acc, const CUtensorMap* y_map,
+                                             const LinearOutput<T>& to, int64_t first_output, int token,
+                                             uint32_t buffer) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int piece = 0; piece < kWarpOutputs / kPieceOutputs; ++piece) {
+    const int64_t output = first_output + piece * kPieceOutputs;
+    if (lane == 0) WaitStoresRead<0>();
+    __syncwarp();
+    StagePiece<T, kRows>(acc, to, output, piece, buffer);
+    FenceAsyncProxy();
+    __syncwarp();
+    if (lane == 0) {
+      if (output < to.out) StoreBox(y_map, buffer, static_cast<int>(output), token);
+      CommitStores();
     }
   }
 }
 
 template <typename T, int kRows, int kColumns>
-__device__ __forceinline__ void Consume(const Params<T>& params, const Shared& shared) {
+__device__ __forceinline__ void Consume(const CUtensorMap* y_map, const Params<T>& params, const Shared& shared) {
   using Tile = Tile<kRows, kColumns>;
-  const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint32_t half = ClusterRank();
   RingPosition<kStages> ring;
-  float acc[Tile::kGroup][kRows / 2];
   for (int round = 0;; ++round) {
-    const int tile = TileOf(round, params.tiles);
+    const int tile = ClusterTile(round, params.tiles);
     if (tile < 0) break;
     const GroupSpan span = params.groups[tile % params.group_count];
-#pragma unroll
-    for (int g = 0; g < Tile::kGroup; ++g) {
-#pragma unroll
-      for (int i = 0; i < kRows / 2; ++i) acc[g][i] = 0.0f;
-    }
-    int previous = -1;
+    Accumulators<kRows> acc = {};
     for (int s = span.begin; s < span.end; ++s) {
       Wait(shared.barriers.Full(ring.stage), ring.parity);
-#pragma unroll
-      for (int g = 0; g < Tile::kGroup; ++g) FenceRegisters(acc[g]);
-      FenceProducts();
       MultiplyStage<T, kRows, kColumns>(acc, shared.stages + ring.stage * Tile::kStageBytes,
-                                        shared.steps + ring.stage * static_cast<uint32_t>(sizeof(Step)), warpgroup);
-      CommitProducts();
-#pragma unroll
-      for (int g = 0; g < Tile::kGroup; ++g) FenceRegisters(acc[g]);
-      if (previous >= 0) {
-        WaitProducts<1>();
-        if (lane == 0) Arrive(shared.barriers.Empty(previous));
-      }
-      previous = ring.stage;
+                                        shared.steps + ring.stage * static_cast<uint32_t>(sizeof(Step)));
+      __syncwarp();
+      if (lane < 2) ArriveAt(shared.barriers.Empty(ring.stage), lane);  // at both thread blocks
       ring.Advance();
     }
-    WaitProducts<0>();
-#pragma unroll
-    for (int g = 0; g < Tile::kGroup; ++g) FenceRegisters(acc[g]);
-    if (previous >= 0 && lane == 0) Arrive(shared.barriers.Empty(previous));
-    const int token = tile / params.group_count * kTileTokens + warpgroup * 64 + warp * 16;
-#pragma unroll
-    for (int g = 0; g < Tile::kGroup; ++g) {
-      StoreTokenRows(acc[g], params.to, token, int64_t{span.group} * kGroupOutputs + g * kRows);
-    }
+    const int64_t output = int64_t{span.group} * kGroupOutputs + half * kHalfOutputs + warp % 4 * kWarpOutputs;
+    const int token = tile / params.group_count * kGroupTokens + warp / 4 * kWarpTokens;
+    StoreOutputs<T, kRows>(acc, y_map, params.to, output, token, shared.pieces + warp * kPieceBytes);
   }
+  if (lane == 0) WaitStores<0>();
+  __syncwarp();
 }
 
 template <typename T, int kRows, int kColumns>
 __global__ void __launch_bounds__(kThreads, 1)
-    BlockRowGroupKernel(const __grid_constant__ CUtensorMap x_map, const Params<T> params) {
+    BlockRowGroupKernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap y_map,
+                        const Params<T> params) {
   using Tile = Tile<kRows, kColumns>;
   extern __shared__ char dynamic_shared[];
   Shared shared;
   shared.stages = (SharedAddress(dynamic_shared) + kImageAlignment - 1) / kImageAlignment * kImageAlignment;
-  shared.steps = shared.stages + kStages * Tile::kStageBytes;
+  shared.pieces = shared.stages + kStages * Tile::kStageBytes;
+  shared.steps = shared.pieces + kConsumerWarps * kPieceBytes;
   shared.barriers.full = shared.steps + kStages * sizeof(Step);
   shared.barriers.empty = shared.barriers.full + 8 * kStages;
-  if (threadIdx.x == 0) InitRing(shared.barriers, kStages, kConsumerWarps);
-  __syncthreads();
+  if (threadIdx.x == 0) {
+    InitRing(shared.barriers, kStages, 2 * kConsumerWarps);  // a stage is empty when both thread blocks are done with it
+    PrefetchMap(&x_map);
+    PrefetchMap(&y_map);
+  }
+  ReleaseSuccessors();
+  SyncCluster();
+  WaitForPredecessors();
   if (threadIdx.x >= 32 * kConsumerWarps) {
     ShrinkRegisters<kProducerRegisters>();
     if (threadIdx.x < 32 * (kConsumerWarps + 1)) Produce<T, kRows, kColumns>(&x_map, params, shared);
   } else {
     GrowRegisters<kConsumerRegisters>();
-    Consume<T, kRows, kColumns>(params, shared);
+    Consume<T, kRows, kColumns>(&y_map, params, shared);
   }
+  SyncCluster();  // the other thread block may still arrive here or copy to here
 }
 
 template <typename T, int kRows, int kColumns>
 KernelStatus RunShape(const KernelContext& ctx, const LinearArgs& args) {
   const RowGroupImage image = RowGroupImageOf(args.weight);
-  CUtensorMap x_map;
-  if (KernelStatus status = MakeTensorMap(&x_map, args.io_dtype, args.x, args.tokens, args.weight.in, args.x_stride,
-                                          kTileTokens, kColumns);
-      !status.ok()) {
-    return status;
-  }
+  CUtensorMap x_map, y_map;
+  KernelStatus status = MakeTensorMap(&x_map, args.io_dtype, args.x, args.tokens, args.weight.in, args.x_stride,
+                                      kGroupTokens, SlabColumns(kColumns));
+  if (!status.ok()) return status;
+  status = MakeTensorMap(&y_map, args.io_dtype, args.y, args.tokens, args.weight.out, args.y_stride, kWarpTokens, kPieceOutputs);
+  if (!status.ok()) return status;
   const char* base = static_cast<const char*>(args.weight.packed);
-  const int64_t tiles = (args.tokens + kTileTokens - 1) / kTileTokens * image.groups;
+  const int64_t tiles = (args.tokens + kGroupTokens - 1) / kGroupTokens * image.groups;
   if (tiles > INT32_MAX) return {KernelCode::kUnsupported, "block row group: too many tiles for one grid"};
   const Params<T> params{reinterpret_cast<const GroupSpan*>(base),
                          reinterpret_cast<const Step*>(base + image.steps_offset),
@@ -203,9 +328,10 @@ KernelStatus RunShape(const KernelContext& ctx, const LinearArgs& args) {
                          static_cast<int32_t>(image.groups),
                          static_cast<int32_t>(tiles),
                          OutputOf<T>(args)};
-  const int64_t blocks = tiles < MultiprocessorCount() ? tiles : MultiprocessorCount();
-  return Launch(BlockRowGroupKernel<T, kRows, kColumns>, dim3(static_cast<unsigned>(blocks)), kThreads,
-                Tile<kRows, kColumns>::kSharedBytes, ctx.stream, false, x_map, params);
+  const int64_t most = MultiprocessorCount() / 2;
+  const int64_t clusters = tiles < most ? tiles : most;
+  return Launch(ctx, {dim3(static_cast<unsigned>(2 * clusters)), kThreads, Tile<kRows, kColumns>::kSharedBytes, 2, true},
+                BlockRowGroupKernel<T, kRows, kColumns>, x_map, y_map, params);
 }
 
 template <typename T>

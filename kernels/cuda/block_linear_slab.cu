@@ -1,11 +1,17 @@
 // block_linear_slab.cu — blocks of 64 or 128 rows on Hopper: TMA-fed wgmma, weights as the 64-row operand.
 //
-// Persistent thread blocks of one producer warp and two consumer warpgroups. A tile is one block row times kTokens ×
-// (1 or 2) tokens: with 64-row blocks each warpgroup takes its own kTokens tokens and both read the same weights, with
-// 128-row blocks each takes 64 of the rows and both read the same x. The product comes out transposed (outputs × tokens)
-// because wgmma's 64-row operand must be the weights; movmatrix turns the accumulators before they are stored, so that
-// shared memory is left to the pipeline. What bounds it is the L2 → SM traffic of x, tokens · panels · 128 bytes, which
-// is why a tile has as many tokens as the accumulators allow.
+// Persistent thread blocks of producer warps and two consumer warpgroups, in one of three modes:
+//   kSharedWeights  (64-row blocks) a tile is one block row times 2 · kTokens tokens, kTokens a warpgroup;
+//   kSharedX        (128-row blocks) a tile is one block row times kTokens tokens, 64 of the rows a warpgroup;
+//   kTwin           (64-row blocks) each warpgroup has a tile of kTokens, a producer and a ring of its own, so that one
+//                   multiplies while the other is in its epilogue: for layers with few blocks a row.
+// The product comes out transposed (outputs × tokens)
+// because wgmma's 64-row operand must be the weights; stmatrix turns it on its way to shared memory, from where the copy
+// engine stores it while the next tile is already being multiplied. What bounds the kernel is the L2 → SM traffic of x,
+// tokens · panels · 128 bytes, which is why a tile has as many tokens as accumulators and shared memory allow.
+//
+// H200, 10,240³, 90 %: with stores straight from registers 482 µs (b = 64) and 414 µs (b = 128), of which the tensor
+// cores sat out the epilogues; x traffic alone takes 375 and 190 µs at 9 TB/s.
 #include "kernels/cuda/block_image.h"
 #include "kernels/cuda/device/epilogue.cuh"
 #include "kernels/cuda/device/launch.cuh"
@@ -26,17 +32,26 @@ constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 constexpr int kSharedLimit = 227 * 1024;
 
-template <int kRows, int kTokens>
+enum class Mode { kSharedWeights, kSharedX, kTwin };
+
+template <Mode kMode, int kTokens>
 struct Tile {
-  static constexpr int kTileTokens = kRows == 64 ? 2 * kTokens : kTokens;
-  static constexpr int kBoxTokens = kTileTokens < 256 ? kTileTokens : 256;  // a tensor map box has at most 256 rows
+  static constexpr int kRows = kMode == Mode::kSharedX ? 128 : 64;
+  static constexpr int kTileTokens = kMode == Mode::kSharedWeights ? 2 * kTokens : kTokens;
+  static constexpr int kRings = kMode == Mode::kTwin ? 2 : 1;
   static constexpr int kXBytes = kTileTokens * kRowBytes;
   static constexpr int kPanelBytes = kRows * kRowBytes;
   static constexpr int kStageBytes = kXBytes + kPanelBytes;
-  static constexpr int kFitting = (kSharedLimit - 2 * kImageAlignment) / kStageBytes;
-  static constexpr int kStages = kFitting < 8 ? kFitting : 8;
-  static constexpr int kSharedBytes = kStages * kStageBytes + 2 * kImageAlignment;
-  static_assert(kStages >= 3);
+  static constexpr int kOutputBytes = kTokens * kRowBytes;  // 64 outputs × kTokens, a warpgroup
+  // A second staging buffer lets a store drain during the whole next tile; the largest tiles have no room for it, and so
+  // many products that they do not need it.
+  static constexpr int kBuffers = kTokens > 128 ? 1 : 2;
+  static constexpr int kFixedBytes = 2 * kBuffers * kOutputBytes + 2 * kImageAlignment;
+  static constexpr int kFitting = (kSharedLimit - kFixedBytes) / (kStageBytes * kRings);
+  static constexpr int kStages = kFitting < 8 ? kFitting : 8;  // a ring
+  static constexpr int kRingBytes = kStages * kStageBytes;
+  static constexpr int kSharedBytes = kRings * kRingBytes + kFixedBytes;
+  static_assert(kStages >= 2 && kTokens <= 256);
 };
 
 template <typename T>
@@ -46,27 +61,44 @@ struct Params {
   const char* values;
   int32_t row_count;
   int32_t tiles;
+  int32_t last_token_tile;  // a narrowing layer walks the tokens backwards: the end of its wide x, just written by the
+  bool backwards;           // layer before, is still in L2
   LinearOutput<T> to;
+
+  __device__ __forceinline__ int TokenTile(int tile) const {
+    const int forwards = tile / row_count;
+    return backwards ? last_token_tile - forwards : forwards;
+  }
 };
 
-template <typename T, int kRows, int kTokens>
-__device__ __forceinline__ void Produce(const CUtensorMap* x_map, const Params<T>& params, uint32_t stages,
-                                        RingBarriers barriers) {
-  using Tile = Tile<kRows, kTokens>;
+// Which tiles a ring walks: thread blocks, or the two halves of each.
+struct Worker {
+  int index, count;
+};
+
+template <typename T, Mode kMode, int kTokens>
+__device__ __forceinline__ void Produce(const CUtensorMap* x_map, const Params<T>& params, Worker worker,
+                                        uint32_t stages, RingBarriers barriers) {
+  using Tile = Tile<kMode, kTokens>;
   const int lane = threadIdx.x % 32;
   RingPosition<Tile::kStages> ring;
-  int tile = TileOf(0, params.tiles);
+  int tile = TileOf(0, params.tiles, worker.index, worker.count);
   RowSpan span{};
   if (tile >= 0) span = params.rows[tile % params.row_count];
+  const auto columns_of = [&](const RowSpan& of, int first) {
+    return first + lane < of.end ? params.panels[first + lane].column : 0;
+  };
+  int columns = columns_of(span, span.begin);
   for (int round = 0; tile >= 0; ++round) {
-    const int next_tile = TileOf(round + 1, params.tiles);
+    const int next_tile = TileOf(round + 1, params.tiles, worker.index, worker.count);
     RowSpan next_span{};
     if (next_tile >= 0) next_span = params.rows[next_tile % params.row_count];  // hidden behind this tile
-    const int token = tile / params.row_count * Tile::kTileTokens;
-    int columns = 0;
+    const int token = params.TokenTile(tile) * Tile::kTileTokens;
+    int next_columns = 0;
     for (int p = span.begin; p < span.end; ++p) {
       const int i = (p - span.begin) % 32;
-      if (i == 0 && p + lane < span.end) columns = params.panels[p + lane].column;
+      if (i == 0 && p > span.begin) columns = columns_of(span, p);
+      if (p == span.begin) next_columns = columns_of(next_span, next_span.begin);
       const int column = __shfl_sync(0xffffffffu, columns, i);
       if (lane == 0) {
         const uint32_t full = barriers.Full(ring.stage);
@@ -74,7 +106,7 @@ __device__ __forceinline__ void Produce(const CUtensorMap* x_map, const Params<T
         Wait(barriers.Empty(ring.stage), ring.parity ^ 1);
         ArriveExpecting(full, Tile::kStageBytes);
 #pragma unroll
-        for (int box = 0; box < Tile::kTileTokens; box += Tile::kBoxTokens) {
+        for (int box = 0; box < Tile::kTileTokens; box += kTokens) {
           CopyBox(x + box * kRowBytes, x_map, column, token + box, full);
         }
         CopyBulk(x + Tile::kXBytes, params.values + int64_t{p} * Tile::kPanelBytes, Tile::kPanelBytes, full);
@@ -82,51 +114,68 @@ __device__ __forceinline__ void Produce(const CUtensorMap* x_map, const Params<T
       __syncwarp();
       ring.Advance();
     }
+    if (span.begin == span.end) next_columns = columns_of(next_span, next_span.begin);
     tile = next_tile;
     span = next_span;
+    columns = next_columns;
   }
 }
 
-// Accumulators hold image rows × tokens: turns every 8×8 piece and stores four neighbouring outputs a thread. In chunks
-// of 64 tokens, so that few values besides the accumulators are live.
+// A warp's 16 outputs × kTokens into the warpgroup's staging area: one 128-byte row a token, swizzled like the tensor map.
+// In chunks of 64 tokens, so that few values besides the accumulators are live.
 template <typename T, int kTokens>
-__device__ __forceinline__ void StoreTransposed(const float (&acc)[kTokens / 2], const LinearOutput<T>& to, int token,
-                                                int64_t first_output) {
-  const int lane = threadIdx.x % 32;
-  // Image row lane / 4 of a group of 16 is output 4q + e, the one 8 rows below output 4q + 2 + e (block_image.h).
-  const int64_t output = first_output + lane / 8 * 4 + lane / 4 % 2;
-  const float bias[2] = {BiasAt(to.bias, output, to.out), BiasAt(to.bias, output + 2, to.out)};
-  const int64_t column = first_output + 4 * (lane % 4);
+__device__ __forceinline__ void StageOutputs(const float (&acc)[kTokens / 2], const float (&bias)[2],
+                                             const LinearOutput<T>& to, int64_t first_output, uint32_t staging) {
+  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int64_t output = first_output + lane / 4;
+  // Lane 8m + i addresses token i of matrix m: matrices 0 and 1 are outputs 0..7 and 8..15 of 8 tokens, 2 and 3 of the
+  // next 8.
+  const int chunk16 = (2 * warp + lane / 8 % 2) ^ (lane % 8);
+  const uint32_t row = staging + (lane / 16 * 8 + lane % 8) * kRowBytes + chunk16 * 16;
 #pragma unroll
   for (int chunk = 0; chunk < kTokens / 64; ++chunk) {
     float values[32];
 #pragma unroll
     for (int i = 0; i < 32; ++i) values[i] = acc[32 * chunk + i] + bias[i / 2 % 2];
     Activate<T>(values, to.activation);
-    int64_t row = token + 64 * chunk + lane / 4;
-    T* y = to.y + row * to.y_stride;
+    if (first_output + 16 > to.out) {  // the tail of a row is zero
 #pragma unroll
-    for (int j = 0; j < 8; ++j, row += 8, y += 8 * to.y_stride) {
-      const uint32_t low = TransposeMatrix(PackPair<T>(values[4 * j], values[4 * j + 1]));
-      const uint32_t high = TransposeMatrix(PackPair<T>(values[4 * j + 2], values[4 * j + 3]));
-      if (row < to.tokens) StoreQuad(y, column, to.out, low, high);
+      for (int i = 0; i < 32; ++i) values[i] = output + i / 2 % 2 * 8 < to.out ? values[i] : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      const uint32_t matrices[4] = {
+          PackPair<T>(values[4 * j], values[4 * j + 1]), PackPair<T>(values[4 * j + 2], values[4 * j + 3]),
+          PackPair<T>(values[4 * j + 4], values[4 * j + 5]), PackPair<T>(values[4 * j + 6], values[4 * j + 7])};
+      StoreMatricesTransposed(row + (64 * chunk + 8 * j) * kRowBytes, matrices);
     }
   }
 }
 
-template <typename T, int kRows, int kTokens>
-__device__ __forceinline__ void Consume(const Params<T>& params, uint32_t stages, RingBarriers barriers) {
-  using Tile = Tile<kRows, kTokens>;
+template <typename T, Mode kMode, int kTokens>
+__device__ __forceinline__ void Consume(const CUtensorMap* y_map, const Params<T>& params, Worker worker,
+                                        uint32_t stages, uint32_t staging, RingBarriers barriers) {
+  using Tile = Tile<kMode, kTokens>;
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  // Which half of the stage is this warpgroup's own: tokens (64-row blocks) or weight rows (128-row blocks).
-  const uint32_t x_offset = kRows == 64 ? warpgroup * kTokens * kRowBytes : 0;
-  const uint32_t weight_offset = Tile::kXBytes + (kRows == 64 ? 0 : warpgroup * 64 * kRowBytes);
+  const bool stores = threadIdx.x % 128 == 0;
+  // Which half of the tile is this warpgroup's own.
+  const int first_token = kMode == Mode::kSharedWeights ? warpgroup * kTokens : 0;
+  const int first_row = kMode == Mode::kSharedX ? warpgroup * 64 : 0;
+  const uint32_t x_offset = first_token * kRowBytes, weight_offset = Tile::kXBytes + first_row * kRowBytes;
   RingPosition<Tile::kStages> ring;
   float acc[kTokens / 2];
-  for (int round = 0;; ++round) {
-    const int tile = TileOf(round, params.tiles);
-    if (tile < 0) break;
-    const RowSpan span = params.rows[tile % params.row_count];
+  // What a tile reads from global memory is asked for a tile (spans) or a main loop (biases) before it is needed: an answer
+  // from L2 takes as long as several products.
+  const auto span_of = [&](int tile) { return tile < 0 ? RowSpan{} : params.rows[tile % params.row_count]; };
+  int tile = TileOf(0, params.tiles, worker.index, worker.count);
+  RowSpan span = span_of(tile);
+  for (int round = 0; tile >= 0; ++round) {
+    const int next_tile = TileOf(round + 1, params.tiles, worker.index, worker.count);
+    const RowSpan next_span = span_of(next_tile);
+    const int64_t output = int64_t{span.row} * Tile::kRows + first_row;
+    const int64_t biased = output + warp * 16 + lane / 4;
+    const float bias[2] = {BiasAt(params.to.bias, biased, params.to.out),
+                           BiasAt(params.to.bias, biased + 8, params.to.out)};
 #pragma unroll
     for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.0f;
     int previous = -1;
@@ -152,75 +201,125 @@ __device__ __forceinline__ void Consume(const Params<T>& params, uint32_t stages
     WaitProducts<0>();
     FenceRegisters(acc);
     if (previous >= 0 && lane == 0) Arrive(barriers.Empty(previous));
-    const int token = tile / params.row_count * Tile::kTileTokens + (kRows == 64 ? warpgroup * kTokens : 0);
-    const int64_t output = int64_t{span.row} * kRows + (kRows == 64 ? 0 : warpgroup * 64) + warp * 16;
-    StoreTransposed<T, kTokens>(acc, params.to, token, output);
+
+    const int token = params.TokenTile(tile) * Tile::kTileTokens + first_token;
+    const uint32_t buffer = staging + round % Tile::kBuffers * Tile::kOutputBytes;
+    if (stores) WaitStoresRead<Tile::kBuffers - 1>();  // this buffer's last store has left it
+    SyncThreads(1 + warpgroup, 128);
+    StageOutputs<T, kTokens>(acc, bias, params.to, output + warp * 16, buffer);
+    FenceAsyncProxy();
+    SyncThreads(1 + warpgroup, 128);
+    if (stores) {
+      StoreBox(y_map, buffer, static_cast<int>(output), token);
+      CommitStores();
+    }
+    tile = next_tile;
+    span = next_span;
   }
+  if (stores) WaitStores<0>();
 }
 
-template <typename T, int kRows, int kTokens>
+template <typename T, Mode kMode, int kTokens>
 __global__ void __launch_bounds__(kThreads, 1)
-    BlockSlabKernel(const __grid_constant__ CUtensorMap x_map, const Params<T> params) {
-  using Tile = Tile<kRows, kTokens>;
+    BlockSlabKernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap y_map,
+                    const Params<T> params) {
+  using Tile = Tile<kMode, kTokens>;
   extern __shared__ char shared[];
-  const uint32_t stages = (SharedAddress(shared) + kImageAlignment - 1) / kImageAlignment * kImageAlignment;
-  const uint32_t barrier_base = stages + Tile::kStages * Tile::kStageBytes;
-  const RingBarriers barriers{barrier_base, barrier_base + 8 * Tile::kStages};
-  if (threadIdx.x == 0) InitRing(barriers, Tile::kStages, kConsumerWarps);
+  const uint32_t rings = (SharedAddress(shared) + kImageAlignment - 1) / kImageAlignment * kImageAlignment;
+  const uint32_t staging = rings + Tile::kRings * Tile::kRingBytes;
+  const uint32_t barriers = staging + 2 * Tile::kBuffers * Tile::kOutputBytes;
+  const auto barriers_of = [&](int ring) {
+    return RingBarriers{barriers + 16 * Tile::kStages * ring, barriers + 16 * Tile::kStages * ring + 8 * Tile::kStages};
+  };
+  if (threadIdx.x == 0) {
+    for (int r = 0; r < Tile::kRings; ++r) InitRing(barriers_of(r), Tile::kStages, kConsumerWarps / Tile::kRings);
+    PrefetchMap(&x_map);
+    PrefetchMap(&y_map);
+  }
+  ReleaseSuccessors();
   __syncthreads();
+  WaitForPredecessors();
+  const auto worker_of = [&](int ring) {
+    return Worker{static_cast<int>(blockIdx.x) * Tile::kRings + ring, static_cast<int>(gridDim.x) * Tile::kRings};
+  };
   if (threadIdx.x >= 32 * kConsumerWarps) {
     ShrinkRegisters<kProducerRegisters>();
-    if (threadIdx.x < 32 * (kConsumerWarps + 1)) {
-      Produce<T, kRows, kTokens>(&x_map, params, stages, barriers);
+    const int ring = threadIdx.x / 32 - kConsumerWarps;
+    if (ring < Tile::kRings) {
+      Produce<T, kMode, kTokens>(&x_map, params, worker_of(ring), rings + ring * Tile::kRingBytes, barriers_of(ring));
     }
   } else {
     GrowRegisters<kConsumerRegisters>();
-    Consume<T, kRows, kTokens>(params, stages, barriers);
+    const int warpgroup = threadIdx.x / 128, ring = kMode == Mode::kTwin ? warpgroup : 0;
+    Consume<T, kMode, kTokens>(&y_map, params, worker_of(ring), rings + ring * Tile::kRingBytes,
+                               staging + warpgroup * Tile::kBuffers * Tile::kOutputBytes, barriers_of(ring));
   }
 }
 
-template <typename T, int kRows, int kTokens>
+template <typename T, Mode kMode, int kTokens>
 KernelStatus RunShape(const KernelContext& ctx, const LinearArgs& args) {
-  using Tile = Tile<kRows, kTokens>;
+  using Tile = Tile<kMode, kTokens>;
   const BlockImage image = BlockImageOf(args.weight);
-  CUtensorMap x_map;
-  if (KernelStatus status = MakeTensorMap(&x_map, args.io_dtype, args.x, args.tokens, args.weight.in, args.x_stride,
-                                          Tile::kBoxTokens, kPanelColumns);
-      !status.ok()) {
-    return status;
-  }
+  CUtensorMap x_map, y_map;
+  KernelStatus status = MakeTensorMap(&x_map, args.io_dtype, args.x, args.tokens, args.weight.in, args.x_stride,
+                                      kTokens, kPanelColumns);
+  if (!status.ok()) return status;
+  status = MakeTensorMap(&y_map, args.io_dtype, args.y, args.tokens, args.weight.out, args.y_stride, kTokens, 64);
+  if (!status.ok()) return status;
   const char* base = static_cast<const char*>(args.weight.packed);
-  const int64_t tiles = (args.tokens + Tile::kTileTokens - 1) / Tile::kTileTokens * image.block_rows_count;
+  const int64_t token_tiles = (args.tokens + Tile::kTileTokens - 1) / Tile::kTileTokens;
+  const int64_t tiles = token_tiles * image.block_rows_count;
   if (tiles > INT32_MAX) return {KernelCode::kUnsupported, "block slab: too many tiles for one grid"};
   const Params<T> params{reinterpret_cast<const RowSpan*>(base + image.rows_offset),
                          reinterpret_cast<const Panel*>(base + image.panels_offset),
                          base + image.values_offset,
                          static_cast<int32_t>(image.block_rows_count),
                          static_cast<int32_t>(tiles),
+                         static_cast<int32_t>(token_tiles - 1),
+                         args.weight.out < args.weight.in,
                          OutputOf<T>(args)};
-  const int64_t blocks = tiles < MultiprocessorCount() ? tiles : MultiprocessorCount();
-  return Launch(BlockSlabKernel<T, kRows, kTokens>, dim3(static_cast<unsigned>(blocks)), kThreads, Tile::kSharedBytes,
-                ctx.stream, false, x_map, params);
+  const int64_t wanted = (tiles + Tile::kRings - 1) / Tile::kRings;
+  const int64_t blocks = wanted < MultiprocessorCount() ? wanted : MultiprocessorCount();
+  return Launch(ctx, {dim3(static_cast<unsigned>(blocks)), kThreads, Tile::kSharedBytes, 1, true},
+                BlockSlabKernel<T, kMode, kTokens>, x_map, y_map, params);
 }
 
-template <int kTokens>
-KernelStatus Run(const KernelContext& ctx, const LinearArgs& args) {
+template <Mode kMode, int kTokens>
+KernelStatus RunMode(const KernelContext& ctx, const LinearArgs& args) {
+  return args.io_dtype == DType::kBFloat16 ? RunShape<BFloat16, kMode, kTokens>(ctx, args)
+                                           : RunShape<Float16, kMode, kTokens>(ctx, args);
+}
+
+using RunFunction = KernelStatus (*)(const KernelContext&, const LinearArgs&);
+
+// `with_64` and `with_128` run blocks of 64 and 128 rows; null: not a problem for this variant.
+KernelStatus Run(const KernelContext& ctx, const LinearArgs& args, RunFunction with_64, RunFunction with_128) {
   const LinearDesc desc = DescOfArgs(args);
   if (!FitsBlockImage(desc) || desc.block_rows < 64 || desc.block_cols < 64) {
     return {KernelCode::kUnsupported, "block slab: needs 2-byte blocks with sides 64 or 128"};
   }
+  const RunFunction run = desc.block_rows == 64 ? with_64 : with_128;
+  if (run == nullptr) return {KernelCode::kUnsupported, "block slab: twin tiles need blocks of 64 rows"};
   if (KernelStatus status = CheckArgs(args); !status.ok() || args.tokens == 0) return status;
-  const bool is_bfloat16 = args.io_dtype == DType::kBFloat16;
-  if (args.weight.block_rows == 64) {
-    return is_bfloat16 ? RunShape<BFloat16, 64, kTokens>(ctx, args) : RunShape<Float16, 64, kTokens>(ctx, args);
-  }
-  return is_bfloat16 ? RunShape<BFloat16, 128, kTokens>(ctx, args) : RunShape<Float16, 128, kTokens>(ctx, args);
+  return run(ctx, args);
 }
 
 }  // namespace
 
-KernelStatus RunBlockSlab256(const KernelContext& ctx, const LinearArgs& args) { return Run<256>(ctx, args); }
-KernelStatus RunBlockSlab128(const KernelContext& ctx, const LinearArgs& args) { return Run<128>(ctx, args); }
-KernelStatus RunBlockSlab64(const KernelContext& ctx, const LinearArgs& args) { return Run<64>(ctx, args); }
+KernelStatus RunBlockSlabFull(const KernelContext& ctx, const LinearArgs& args) {
+  return Run(ctx, args, RunMode<Mode::kSharedWeights, 192>, RunMode<Mode::kSharedX, 256>);
+}
+KernelStatus RunBlockSlab128(const KernelContext& ctx, const LinearArgs& args) {
+  return Run(ctx, args, RunMode<Mode::kSharedWeights, 128>, RunMode<Mode::kSharedX, 128>);
+}
+KernelStatus RunBlockSlab64(const KernelContext& ctx, const LinearArgs& args) {
+  return Run(ctx, args, RunMode<Mode::kSharedWeights, 64>, RunMode<Mode::kSharedX, 64>);
+}
+KernelStatus RunBlockTwin256(const KernelContext& ctx, const LinearArgs& args) {
+  return Run(ctx, args, RunMode<Mode::kTwin, 256>, nullptr);
+}
+KernelStatus RunBlockTwin128(const KernelContext& ctx, const LinearArgs& args) {
+  return Run(ctx, args, RunMode<Mode::kTwin, 128>, nullptr);
+}
 
 }  // namespace espalier::kernels::cuda

@@ -1,29 +1,29 @@
-// block_linear_stream.cu — blocks for few tokens (up to 64) on Hopper: every weight byte is streamed once, at full speed.
+// block_linear_stream.cu — blocks for few tokens (up to 32) on Hopper: every weight byte is streamed once, at full speed.
 //
-// With few tokens a layer costs what its weights cost to read. The image's panels are one contiguous stream; each thread
-// block takes an equal share of it, whatever rows it cuts, so that all multiprocessors finish together. One producer warp
-// fills a ring with 16 KiB chunks of weights (bulk copies, issued BEFORE the wait on the previous kernel: weights do not
-// depend on it) and with the x columns of each panel; eight consumer warps multiply with mma.sync, weights as the 16-row
-// operand. A row that several thread blocks share is summed by the last of them to arrive, always in the order of the
-// stream: the result does not depend on who is last.
+// With few tokens a layer costs what its weights cost to read, and then what it takes to put the sums together. The image's
+// panels are one contiguous stream. Each cluster of four thread blocks takes whole block rows, an equal share of the stream
+// up to half a row; inside it each thread block takes a quarter of the panels, whatever rows that cuts. One producer warp
+// fills a ring with chunks of weights (bulk copies, issued BEFORE the wait on the previous kernel: weights do not depend
+// on it) and with the x columns of each panel; eight consumer warps multiply with mma.sync, weights as the 16-row operand.
+// The thread block in which a row begins receives the other parts in its shared memory and adds them in the order of the
+// stream, so that the result does not depend on timing.
 //
-// Scratch: tickets (zero before the first launch, left zero), then partial sums.
+// H200, 10,240², 90 %, b = 64, one token: sums through global memory and tickets instead cost 2.5 µs of 10.2.
 #include "kernels/cuda/block_image.h"
 #include "kernels/cuda/device/epilogue.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/pipeline.cuh"
 #include "kernels/cuda/kernels.h"
-#include "kernels/cuda/scratch.h"
 
 namespace espalier::kernels::cuda {
 namespace {
 
+constexpr int kCluster = 4;
 constexpr int kConsumerWarps = 8;
 constexpr int kConsumers = 32 * kConsumerWarps;
 constexpr int kThreads = kConsumers + 32;
-constexpr int kTableColumns = 1024;  // first columns of a thread block's panels that are loaded at once
-// Two thread blocks fit a multiprocessor, so that the next layer's weights are on their way while this one ends.
-constexpr int kSharedBudget = 112 * 1024;
+constexpr int kTableColumns = 512;   // first columns of a thread block's panels that are loaded at once
+constexpr int kSharedLimit = 227 * 1024;
 
 template <int kRows, int kColumns, int kTokens>
 struct Tile {
@@ -34,19 +34,25 @@ struct Tile {
   static constexpr int kWeightBytes = kChunkPanels * kPanelBytes;
   static constexpr int kBoxBytes = kTokens * kRowBytes;
   static constexpr int kMetaBytes = kChunkPanels * sizeof(Panel);
-  // Boxes first: each starts at a multiple of its swizzle pattern (8 rows), panels do too.
+  // Panels, then boxes: each starts at a multiple of its swizzle pattern (8 rows).
   static constexpr int kStageBytes =
       (kWeightBytes + kChunkPanels * kBoxBytes + kMetaBytes + kImageAlignment - 1) / kImageAlignment * kImageAlignment;
-  static constexpr int kSlices = kRows / 16;                       // 16-row pieces of a panel, one a warp
-  static constexpr int kParts = kConsumerWarps / kSlices;          // warps that share a slice, by products of 16 columns
+  static constexpr int kSlices = kRows / 16;               // 16-row pieces of a panel, one a warp
+  static constexpr int kParts = kConsumerWarps / kSlices;  // warps that share a slice, by products of 16 columns
   static constexpr int kProducts = kColumns / 16;
-  static constexpr int kSums = kTokens / 2;                        // accumulators a thread
-  static constexpr int kReduceBytes = kParts * kRows * kTokens * 4;
-  static constexpr int kFixedBytes = kReduceBytes + 4 * kTableColumns + 2 * kImageAlignment;
-  static constexpr int kFitting = (kSharedBudget - kFixedBytes) / kStageBytes;
-  static constexpr int kStages = kFitting < 2 ? 2 : kFitting;
+  static constexpr int kSums = kTokens / 2;  // accumulators a thread
+  // Sums of one token lie together, rows padded so that a warp's fragments fall into different banks.
+  static constexpr int kSumStride = kRows + 4;
+  static constexpr int kReduceBytes = kParts * kTokens * kSumStride * 4;
+  static constexpr int kPartBytes = kRows * kTokens * 4;  // one thread block's part of a shared row
+  static constexpr int kFixedBytes = kReduceBytes + kCluster * kPartBytes + 4 * kTableColumns + 2 * kImageAlignment;
+  // Half of the memory where that is enough for four stages: then the next layer's thread block fits beside this one, and
+  // its weights are on their way while this one ends (10,240², one token: 9.7 µs; a ring of the whole memory 11.6 µs).
+  static constexpr int kHalf = (kSharedLimit / 2 - kImageAlignment - kFixedBytes) / kStageBytes;
+  static constexpr int kWhole = (kSharedLimit - kFixedBytes) / kStageBytes;
+  static constexpr int kStages = kHalf >= 4 ? kHalf : kWhole < 8 ? kWhole : 8;
   static constexpr int kSharedBytes = kStages * kStageBytes + kFixedBytes;
-  static_assert(kSharedBytes <= 227 * 1024 && kWeightBytes % kImageAlignment == 0);
+  static_assert(kStages >= 2 && kWeightBytes % kImageAlignment == 0);
 };
 
 template <typename T>
@@ -56,27 +62,24 @@ struct Params {
   const char* values;
   int32_t row_count;
   int32_t panel_count;
-  uint32_t* tickets;
-  float* partials;
   LinearOutput<T> to;
 };
 
 struct Shared {
   uint32_t stages;
   float* sums;
+  float* parts;  // [kCluster]: this thread block's own part of the row it begins, then those of its followers
   int32_t* columns;
   RingBarriers barriers;
 };
 
-__device__ __forceinline__ void SyncConsumers() { asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory"); }
-
-// Chunks are dealt out evenly: thread block c of n gets [c·chunks / n, (c + 1)·chunks / n).
-__device__ __forceinline__ int FirstChunk(int block, int chunks) {
-  return static_cast<int>(int64_t{block} * chunks / gridDim.x);
-}
-// The thread block that has `chunk`: the last c with c·chunks / n <= chunk.
-__device__ __forceinline__ int OwnerOf(int chunk, int chunks) {
-  return static_cast<int>(((int64_t{chunk} + 1) * gridDim.x - 1) / chunks);
+// Where the share of cluster `cluster` begins: the row boundary nearest to an equal share of the panels.
+__device__ __forceinline__ int ShareBegin(const Panel* panels, int panel_count, int cluster, int clusters) {
+  if (cluster == clusters) return panel_count;
+  const int even = static_cast<int>(int64_t{cluster} * panel_count / clusters);
+  if (even == 0) return 0;
+  const Panel panel = panels[even];
+  return even - panel.begin <= panel.end - even ? panel.begin : panel.end;
 }
 
 template <typename T, int kRows, int kColumns, int kTokens>
@@ -85,12 +88,24 @@ struct Stream {
 
   const Params<T>& params;
   const Shared& shared;
-  int chunks, begin, end;  // all chunks; this thread block's panels
+  int rank;
+  int share, share_panels;  // the cluster's panels are [share, share + share_panels)
+  int begin, end;           // this thread block's
 
   __device__ __forceinline__ Stream(const Params<T>& p, const Shared& s) : params(p), shared(s) {
-    chunks = (p.panel_count + Tile::kChunkPanels - 1) / Tile::kChunkPanels;
-    begin = FirstChunk(blockIdx.x, chunks) * Tile::kChunkPanels;
-    end = min(FirstChunk(blockIdx.x + 1, chunks) * Tile::kChunkPanels, p.panel_count);
+    const int clusters = gridDim.x / kCluster, cluster = blockIdx.x / kCluster;
+    rank = blockIdx.x % kCluster;
+    share = ShareBegin(p.panels, p.panel_count, cluster, clusters);
+    share_panels = ShareBegin(p.panels, p.panel_count, cluster + 1, clusters) - share;
+    begin = BeginOf(rank);
+    end = BeginOf(rank + 1);
+  }
+
+  __device__ __forceinline__ int BeginOf(int r) const { return share + r * share_panels / kCluster; }
+
+  // The thread block of the cluster that has `panel`: the last r with r · share_panels / kCluster <= panel − share.
+  __device__ __forceinline__ int RankOf(int panel) const {
+    return ((panel - share + 1) * kCluster - 1) / share_panels;
   }
 
   // Expects a chunk's bytes and copies its weights and panel descriptions.
@@ -127,26 +142,31 @@ struct Stream {
     }
   }
 
-  // sums += one panel; this warp takes the 16-row slice `slice` and every kParts-th product of 16 columns.
-  __device__ __forceinline__ void MultiplyPanel(float (&sums)[Tile::kSums], uint32_t weights, uint32_t x, int panel,
-                                                int slice, int part) const {
+  // sums += panels [from, to) of a chunk. The products of 16 columns are dealt out to the warps of a slice in turn.
+  __device__ __forceinline__ void MultiplyPanels(float (&sums)[Tile::kSums], uint32_t stage, int from, int to, int slice,
+                                                 int part) const {
+    constexpr int kP = Tile::kProducts, kQ = Tile::kParts;  // powers of two
     const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int k = 0; k < Tile::kProducts; ++k) {
-      if ((panel * Tile::kProducts + k) % Tile::kParts != part) continue;
+    const int a_row = (slice * 16 + lane % 16) * Tile::kRowBytes;
+    const int b_row = (kTokens == 8 ? lane % 8 : lane % 8 + lane / 16 * 8) * Tile::kRowBytes;
+    const int a_key = (a_row >> 3) & Tile::kMask, b_key = (b_row >> 3) & Tile::kMask;
+    const int a_half = lane / 16 * 16, b_half = lane / 8 % 2 * 16;
+    const uint32_t a_base = stage + a_row, b_base = stage + Tile::kWeightBytes + b_row;
+#pragma unroll 4
+    for (int unit = from * kP + ((part - from * kP) & (kQ - 1)); unit < to * kP; unit += kQ) {
+      const int panel = unit / kP, k = unit % kP * 32;
       uint32_t a[4];
-      const int row = slice * 16 + lane % 16;
-      LoadMatrices(a, weights + Swizzled(row * Tile::kRowBytes + k * 32 + lane / 16 * 16, Tile::kMask));
+      LoadMatrices(a, a_base + panel * Tile::kPanelBytes + ((k + a_half) ^ a_key));
+      const uint32_t x = b_base + panel * Tile::kBoxBytes + ((k + b_half) ^ b_key);
       if constexpr (kTokens == 8) {
         uint32_t b[2];
-        LoadMatrices(b, x + Swizzled(lane % 8 * Tile::kRowBytes + k * 32 + lane / 8 % 2 * 16, Tile::kMask));
+        LoadMatrices(b, x);
         Mma<T>(sums, a, b[0], b[1]);
       } else {
 #pragma unroll
         for (int t = 0; t < kTokens / 16; ++t) {
           uint32_t b[4];
-          const int token = t * 16 + lane % 8 + lane / 16 * 8;
-          LoadMatrices(b, x + Swizzled(token * Tile::kRowBytes + k * 32 + lane / 8 % 2 * 16, Tile::kMask));
+          LoadMatrices(b, x + t * 16 * Tile::kRowBytes);
           Mma<T>(sums + 8 * t, a, b[0], b[1]);
           Mma<T>(sums + 8 * t + 4, a, b[2], b[3]);
         }
@@ -154,66 +174,63 @@ struct Stream {
     }
   }
 
-  // Value (image row, token) of this thread's sums to shared memory, part by part.
+  // This thread's sums to shared memory, part by part.
   __device__ __forceinline__ void SpillSums(const float (&sums)[Tile::kSums], int slice, int part) const {
     const int lane = threadIdx.x % 32;
-    float* to = shared.sums + (part * kRows + slice * 16 + lane / 4) * kTokens + lane % 4 * 2;
+    float* to = shared.sums + (part * kTokens + lane % 4 * 2) * Tile::kSumStride + slice * 16 + lane / 4;
 #pragma unroll
-    for (int t = 0; t < kTokens / 8; ++t) {
-      *reinterpret_cast<float2*>(to + 8 * t) = make_float2(sums[4 * t], sums[4 * t + 1]);
-      *reinterpret_cast<float2*>(to + 8 * kTokens + 8 * t) = make_float2(sums[4 * t + 2], sums[4 * t + 3]);
+    for (int t = 0; t < kTokens / 8; ++t, to += 8 * Tile::kSumStride) {
+      to[0] = sums[4 * t];
+      to[Tile::kSumStride] = sums[4 * t + 1];
+      to[8] = sums[4 * t + 2];
+      to[Tile::kSumStride + 8] = sums[4 * t + 3];
     }
   }
 
-  __device__ __forceinline__ void Store(int64_t column, int token, float value) const {
-    if (token >= params.to.tokens || column >= params.to.out) return;
+  // Sum i of a block row is that of row i % kRows and token i / kRows.
+  __device__ __forceinline__ int SumCount() const { return kRows * static_cast<int>(params.to.tokens); }
+
+  __device__ __forceinline__ void Store(int block_row, int i, float value) const {
+    const int64_t column = int64_t{block_row} * kRows + i % kRows;
+    if (column >= params.to.out) return;
     float one[1] = {value + BiasAt(params.to.bias, column, params.to.out)};
     Activate<T>(one, params.to.activation);
-    params.to.y[token * params.to.y_stride + column] = FromFloat<T>(one[0]);
+    params.to.y[i / kRows * params.to.y_stride + column] = FromFloat<T>(one[0]);
   }
 
-  // Reduces the warps' sums of one block row and stores it, or hands it to the thread block that completes the row.
-  __device__ __forceinline__ void Flush(const Panel& panel, const float (&sums)[Tile::kSums], int slice,
-                                        int part) const {
+  // Reduces the warps' sums of one block row and stores them, or passes them to the thread block in which the row begins.
+  __device__ __forceinline__ void Flush(const Panel& row, const float (&sums)[Tile::kSums], int slice, int part) const {
     SpillSums(sums, slice, part);
-    SyncConsumers();
-    const bool whole = panel.begin >= begin && panel.end <= end;
-    const int slot = 2 * blockIdx.x + (panel.begin < begin ? 0 : 1);
-    for (int i = threadIdx.x; i < kRows * kTokens; i += kConsumers) {
-      const int row = i % kRows, token = i / kRows;
+    SyncThreads(1, kConsumers);
+    const bool begins = row.begin >= begin, whole = begins && row.end <= end;
+    const int owner = begins ? rank : RankOf(row.begin);
+    const uint32_t part_address =
+        ClusterAddress(SharedAddress(shared.parts) + (rank - owner) * Tile::kPartBytes, owner);
+    for (int i = threadIdx.x; i < SumCount(); i += kConsumers) {
       float value = 0.0f;
 #pragma unroll
-      for (int p = 0; p < Tile::kParts; ++p) value += shared.sums[(p * kRows + ImageRow(row)) * kTokens + token];
+      for (int p = 0; p < Tile::kParts; ++p) {
+        value += shared.sums[(p * kTokens + i / kRows) * Tile::kSumStride + i % kRows];
+      }
       if (whole) {
-        Store(int64_t{panel.row} * kRows + row, token, value);
+        Store(row.row, i, value);
       } else {
-        params.partials[int64_t{slot} * kRows * kTokens + i] = value;
+        StoreToCluster(part_address + 4 * i, value);
       }
     }
-    if (!whole) Combine(panel);
-    SyncConsumers();  // the sums are read: the next row may overwrite them
+    SyncThreads(1, kConsumers);  // the sums are read: the next row may overwrite them
   }
 
-  // The last of the thread blocks that share a row adds up what all of them left.
-  __device__ __forceinline__ void Combine(const Panel& panel) const {
-    const int first = OwnerOf(panel.begin / Tile::kChunkPanels, chunks);
-    const int last = OwnerOf((panel.end - 1) / Tile::kChunkPanels, chunks);
-    __threadfence();
-    SyncConsumers();
-    uint32_t* arrived = reinterpret_cast<uint32_t*>(shared.sums);
-    if (threadIdx.x == 0) *arrived = atomicAdd(params.tickets + first, 1u);
-    SyncConsumers();
-    if (*arrived != static_cast<uint32_t>(last - first)) return;
-    __threadfence();
-    for (int i = threadIdx.x; i < kRows * kTokens; i += kConsumers) {
+  // Adds up the parts of the row that begins here and ends in another thread block.
+  __device__ __forceinline__ void Combine(const Panel& row) const {
+    const int last = RankOf(row.end - 1);
+    for (int i = threadIdx.x; i < SumCount(); i += kConsumers) {
       float value = 0.0f;
-      for (int block = first; block <= last; ++block) {
-        const int slot = 2 * block + (block == first ? 1 : 0);
-        value += __ldcg(params.partials + int64_t{slot} * kRows * kTokens + i);
+      for (int r = rank; r <= last; ++r) {
+        if (BeginOf(r) < BeginOf(r + 1)) value += shared.parts[(r - rank) * kRows * kTokens + i];
       }
-      Store(int64_t{panel.row} * kRows + i % kRows, i / kRows, value);
+      Store(row.row, i, value);
     }
-    if (threadIdx.x == 0) params.tickets[first] = 0;
   }
 
   // Rows without panels are bias alone; they come last in the row list.
@@ -221,13 +238,18 @@ struct Stream {
     for (int r = params.row_count - 1 - blockIdx.x; r >= 0; r -= gridDim.x) {
       const RowSpan span = params.rows[r];
       if (span.begin != span.end) return;
-      for (int i = threadIdx.x; i < kRows * kTokens; i += kConsumers) {
-        Store(int64_t{span.row} * kRows + i % kRows, i / kRows, 0.0f);
-      }
+      for (int i = threadIdx.x; i < SumCount(); i += kConsumers) Store(span.row, i, 0.0f);
     }
   }
 
-  __device__ __forceinline__ void Consume() const {
+  __device__ __forceinline__ Panel PanelIn(uint32_t stage, int i) const {
+    const uint4 words =
+        LoadShared128(stage + Tile::kWeightBytes + Tile::kChunkPanels * Tile::kBoxBytes + i * sizeof(Panel));
+    return {static_cast<int>(words.x), static_cast<int>(words.y), static_cast<int>(words.z), static_cast<int>(words.w)};
+  }
+
+  // Returns the last row, which other thread blocks may have parts of.
+  __device__ __forceinline__ Panel Consume() const {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int slice = warp % Tile::kSlices, part = warp / Tile::kSlices;
     RingPosition<Tile::kStages> ring;
@@ -237,25 +259,29 @@ struct Stream {
       Wait(shared.barriers.Full(ring.stage), ring.parity);
       const uint32_t stage = shared.stages + ring.stage * Tile::kStageBytes;
       const int panels = min(Tile::kChunkPanels, end - first);
-      for (int i = 0; i < panels; ++i) {
-        const uint4 words =
-            LoadShared128(stage + Tile::kWeightBytes + Tile::kChunkPanels * Tile::kBoxBytes + i * sizeof(Panel));
-        const Panel panel{static_cast<int>(words.x), static_cast<int>(words.y), static_cast<int>(words.z),
-                          static_cast<int>(words.w)};
-        if (panel.row != current.row) {
+      // Lane i looks at panel i: where do rows begin?
+      const int row = lane < panels ? PanelIn(stage, lane).row : current.row;
+      const int before = __shfl_up_sync(0xffffffffu, row, 1);
+      const uint32_t begins =
+          __ballot_sync(0xffffffffu, lane < panels && row != (lane == 0 ? current.row : before));
+      for (int from = 0; from < panels;) {
+        if (begins >> from & 1) {
           if (current.row >= 0) Flush(current, sums, slice, part);
 #pragma unroll
-          for (int s = 0; s < Tile::kSums; ++s) sums[s] = 0.0f;
-          current = panel;
+          for (int i = 0; i < Tile::kSums; ++i) sums[i] = 0.0f;
+          current = PanelIn(stage, from);
         }
-        MultiplyPanel(sums, stage + i * Tile::kPanelBytes, stage + Tile::kWeightBytes + i * Tile::kBoxBytes, first + i,
-                      slice, part);
+        const uint32_t later = from == 31 ? 0 : begins >> (from + 1) << (from + 1);
+        const int to = later == 0 ? panels : __ffs(later) - 1;
+        MultiplyPanels(sums, stage, from, to, slice, part);
+        from = to;
       }
       __syncwarp();
       if (lane == 0) Arrive(shared.barriers.Empty(ring.stage));
       ring.Advance();
     }
     if (current.row >= 0) Flush(current, sums, slice, part);
+    return current;
   }
 };
 
@@ -269,8 +295,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   shared.stages = (raw + kImageAlignment - 1) / kImageAlignment * kImageAlignment;
   char* after = dynamic_shared + (shared.stages - raw) + Tile::kStages * Tile::kStageBytes;
   shared.sums = reinterpret_cast<float*>(after);
-  shared.columns = reinterpret_cast<int32_t*>(after + Tile::kReduceBytes);
-  shared.barriers.full = SharedAddress(after) + Tile::kReduceBytes + 4 * kTableColumns;
+  shared.parts = reinterpret_cast<float*>(after + Tile::kReduceBytes);
+  shared.columns = reinterpret_cast<int32_t*>(after + Tile::kReduceBytes + kCluster * Tile::kPartBytes);
+  shared.barriers.full = SharedAddress(shared.columns + kTableColumns);
   shared.barriers.empty = shared.barriers.full + 8 * Tile::kStages;
   const Stream<T, kRows, kColumns, kTokens> stream(params, shared);
 
@@ -285,13 +312,18 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int i = threadIdx.x; i < min(stream.end - stream.begin, kTableColumns); i += kThreads) {
     shared.columns[i] = params.panels[stream.begin + i].column;
   }
-  __syncthreads();
+  SyncCluster();  // every thread block of the cluster is there before the first part is passed
   WaitForPredecessors();
+  Panel last{0, -1, 0, 0};
   if (threadIdx.x >= kConsumers) {
     stream.ProduceX(&x_map);
   } else {
     stream.StoreEmptyRows();
-    stream.Consume();
+    last = stream.Consume();
+  }
+  SyncCluster();  // all parts have arrived
+  if (threadIdx.x < kConsumers && last.row >= 0 && last.begin >= stream.begin && last.end > stream.end) {
+    stream.Combine(last);
   }
 }
 
@@ -300,35 +332,34 @@ KernelStatus RunTokens(const KernelContext& ctx, const LinearArgs& args) {
   using Tile = Tile<kRows, kColumns, kTokens>;
   const BlockImage image = BlockImageOf(args.weight);
   CUtensorMap x_map;
-  if (KernelStatus status = MakeTensorMap(&x_map, args.io_dtype, args.x, args.tokens, args.weight.in, args.x_stride,
-                                          kTokens, kColumns);
-      !status.ok()) {
-    return status;
-  }
-  if (args.scratch == nullptr) return {KernelCode::kInvalidArgument, "block stream: scratch must not be null"};
+  KernelStatus status = MakeTensorMap(&x_map, args.io_dtype, args.x, args.tokens, args.weight.in, args.x_stride,
+                                      kTokens, kColumns);
+  if (!status.ok()) return status;
   const char* base = static_cast<const char*>(args.weight.packed);
-  char* scratch = static_cast<char*>(args.scratch);
   const Params<T> params{reinterpret_cast<const RowSpan*>(base + image.rows_offset),
                          reinterpret_cast<const Panel*>(base + image.panels_offset),
                          base + image.values_offset,
                          static_cast<int32_t>(image.block_rows_count),
                          static_cast<int32_t>(image.panels),
-                         reinterpret_cast<uint32_t*>(scratch),
-                         reinterpret_cast<float*>(scratch + kTicketBytes),
                          OutputOf<T>(args)};
-  int64_t blocks = (image.panels + Tile::kChunkPanels - 1) / Tile::kChunkPanels;
-  const int most = MultiprocessorCount() < kMaxStreamBlocks ? MultiprocessorCount() : kMaxStreamBlocks;
-  blocks = blocks < 1 ? 1 : blocks < most ? blocks : most;
-  return Launch(BlockStreamKernel<T, kRows, kColumns, kTokens>, dim3(static_cast<unsigned>(blocks)), kThreads,
-                Tile::kSharedBytes, ctx.stream, true, x_map, params);
+  const auto kernel = BlockStreamKernel<T, kRows, kColumns, kTokens>;
+  // As many clusters as there is room for with a multiprocessor a thread block (a graphics cluster of 18 has two left
+  // over), but no thread block without a chunk of its own.
+  int most = 0;
+  status = ActiveClusters(reinterpret_cast<const void*>(kernel), kCluster, kThreads, kSharedLimit - kImageAlignment,
+                          &most);
+  if (!status.ok()) return status;
+  const int64_t wanted = image.panels / (kCluster * Tile::kChunkPanels);
+  const int64_t clusters = wanted < 1 ? 1 : wanted < most ? wanted : most;
+  return Launch(ctx, {dim3(static_cast<unsigned>(clusters * kCluster)), kThreads, Tile::kSharedBytes, kCluster, true},
+                kernel, x_map, params);
 }
 
 template <typename T, int kRows, int kColumns>
 KernelStatus RunShape(const KernelContext& ctx, const LinearArgs& args) {
   if (args.tokens <= 8) return RunTokens<T, kRows, kColumns, 8>(ctx, args);
   if (args.tokens <= 16) return RunTokens<T, kRows, kColumns, 16>(ctx, args);
-  if (args.tokens <= 32) return RunTokens<T, kRows, kColumns, 32>(ctx, args);
-  return RunTokens<T, kRows, kColumns, 64>(ctx, args);
+  return RunTokens<T, kRows, kColumns, 32>(ctx, args);
 }
 
 template <typename T>
@@ -345,7 +376,7 @@ KernelStatus RunTyped(const KernelContext& ctx, const LinearArgs& args) {
 
 KernelStatus RunBlockStream(const KernelContext& ctx, const LinearArgs& args) {
   if (!FitsBlockStream(DescOfArgs(args))) {
-    return {KernelCode::kUnsupported, "block stream: needs square 2-byte blocks of 16 to 128 and at most 64 tokens"};
+    return {KernelCode::kUnsupported, "block stream: needs square 2-byte blocks of 16 to 128 and at most 32 tokens"};
   }
   if (KernelStatus status = CheckArgs(args); !status.ok() || args.tokens == 0) return status;
   return args.io_dtype == DType::kBFloat16 ? RunTyped<BFloat16>(ctx, args) : RunTyped<Float16>(ctx, args);

@@ -29,16 +29,16 @@ __global__ void ActivateKernel(T* y, int64_t y_stride, int64_t tokens, int64_t o
 template <typename T>
 KernelStatus ConvertTyped(const KernelContext& ctx, const LinearArgs& args, void* to) {
   const int64_t out = args.weight.out;
-  return Launch(ConvertBiasKernel<T>, dim3(static_cast<unsigned>((out + kThreads - 1) / kThreads)), kThreads, 0,
-                ctx.stream, false, args.bias, static_cast<T*>(to), out);
+  return Launch(ctx, {dim3(static_cast<unsigned>((out + kThreads - 1) / kThreads)), kThreads}, ConvertBiasKernel<T>,
+                args.bias, static_cast<T*>(to), out);
 }
 
 template <typename T>
 KernelStatus ActivateTyped(const KernelContext& ctx, const LinearArgs& args) {
   const int64_t most = 8 * MultiprocessorCount();
   const int64_t blocks = args.tokens < most ? args.tokens : most;
-  return Launch(ActivateKernel<T>, dim3(static_cast<unsigned>(blocks)), kThreads, 0, ctx.stream, false,
-                static_cast<T*>(args.y), args.y_stride, args.tokens, args.weight.out, args.activation);
+  return Launch(ctx, {dim3(static_cast<unsigned>(blocks)), kThreads}, ActivateKernel<T>, static_cast<T*>(args.y),
+                args.y_stride, args.tokens, args.weight.out, args.activation);
 }
 
 }  // namespace

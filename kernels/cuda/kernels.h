@@ -19,11 +19,16 @@ namespace espalier::kernels::cuda {
 #define ESPALIER_CUDA_KERNELS(X) \
   X(DenseCublasLt)               \
   X(BlockMma)                    \
-  X(BlockSlab256)                \
+  X(BlockSlabFull)                \
   X(BlockSlab128)                \
   X(BlockSlab64)                 \
+  X(BlockTwin256)                \
+  X(BlockTwin128)                \
   X(BlockRowGroup)               \
-  X(BlockStream)
+  X(BlockStream)                 \
+  X(GatherStream)                \
+  X(GatherPairs)                 \
+  X(GatherWhole)
 
 enum class CudaKernel : int32_t {
 #define ESPALIER_CUDA_KERNEL_ENUM(name) k##name,

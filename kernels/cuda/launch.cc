@@ -52,6 +52,30 @@ int MultiprocessorCount() {
   return count;
 }
 
+KernelStatus ActiveClusters(const void* kernel, int cluster, int threads, size_t shared_bytes, int* count) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, int> known;
+  if (KernelStatus status = AllowSharedMemory(kernel, shared_bytes); !status.ok()) return status;
+  const std::lock_guard<std::mutex> lock(mutex);
+  int& active = known[{kernel, CurrentDevice()}];
+  if (active == 0) {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(cluster);
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    const cudaError_t error = cudaOccupancyMaxActiveClusters(&active, kernel, &config);
+    if (error != cudaSuccess) return FromCuda(error);
+    if (active < 1) return {KernelCode::kUnsupported, "the device has no room for a cluster of this kernel"};
+  }
+  *count = active;
+  return {};
+}
+
 KernelStatus AllowSharedMemory(const void* kernel, size_t bytes) {
   if (bytes <= 48 * 1024) return {};
   static std::mutex mutex;

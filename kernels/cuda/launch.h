@@ -18,6 +18,10 @@ KernelStatus FromCuda(cudaError_t error);
 // Of the current device; asked of the driver once a device.
 int MultiprocessorCount();
 
+// How many clusters of `cluster` thread blocks with `shared_bytes` each the current device holds at a time; asked once a
+// (kernel, device).
+KernelStatus ActiveClusters(const void* kernel, int cluster, int threads, size_t shared_bytes, int* count);
+
 // Raises the dynamic shared memory limit of a kernel on the current device; once a (kernel, device).
 KernelStatus AllowSharedMemory(const void* kernel, size_t bytes);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <tuple>
 #include <vector>
 
 #include "kernels/cuda/block_rows.h"
@@ -12,67 +13,77 @@ namespace {
 
 size_t AlignUp(size_t bytes) { return (bytes + kImageAlignment - 1) / kImageAlignment * kImageAlignment; }
 
-// One panel of a group: which columns, which of the group's rows, where its values are.
+// One panel of a group: its columns, which half and row of the group it belongs to, where its values are.
 struct GroupPanel {
+  int32_t slab_column;
   int32_t column;
+  int32_t half;
   int32_t row;
   int32_t block;
   int32_t split;
 };
 
-std::vector<GroupPanel> PanelsOfGroup(const WeightView& weight, const BlockRows& rows,
-                                      int64_t group) {
-  const int count = GroupRows(weight.block_rows), kc = PanelColumns(weight.block_cols);
-  const int64_t first = group * count;
-  const int64_t last = std::min(first + count, weight.block_row_count());
+// By slab, the order in which steps take them.
+std::vector<GroupPanel> PanelsOfGroup(const WeightView& weight, const BlockRows& rows, int64_t group) {
+  const int half_rows = HalfRows(weight.block_rows), kc = PanelColumns(weight.block_cols);
+  const int slab_columns = SlabColumns(kc);
+  const int64_t first = group * 2 * half_rows;
+  const int64_t last = std::min(first + 2 * half_rows, weight.block_row_count());
   std::vector<GroupPanel> panels;
   for (int64_t row = first; row < last; ++row) {
+    const auto in_group = static_cast<int32_t>(row - first);
     for (int32_t i = rows.row_begin[row]; i < rows.row_begin[row + 1]; ++i) {
       for (int split = 0; split < weight.block_cols / kc; ++split) {
-        panels.push_back({rows.entries[i].column * weight.block_cols + split * kc,
-                          static_cast<int32_t>(row - first), rows.entries[i].block, split});
+        const int32_t column = rows.entries[i].column * weight.block_cols + split * kc;
+        panels.push_back({column / slab_columns * slab_columns, column, in_group / half_rows, in_group % half_rows,
+                          rows.entries[i].block, split});
       }
     }
   }
-  std::stable_sort(
-      panels.begin(), panels.end(),
-      [](const GroupPanel& a, const GroupPanel& b) { return a.column < b.column; });
+  std::stable_sort(panels.begin(), panels.end(),
+                   [](const GroupPanel& a, const GroupPanel& b) { return a.slab_column < b.slab_column; });
   return panels;
 }
 
-// How many of the panels from `begin` on form the next step: as many columns and panels as fit.
-size_t StepLength(const std::vector<GroupPanel>& panels, size_t begin, int max_slabs,
-                  int max_panels) {
-  int slabs = 0;
+// How many of the panels from `begin` on form the next step: as many slabs, and panels of either half, as fit.
+size_t StepLength(const std::vector<GroupPanel>& panels, size_t begin, int max_slabs, int max_panels) {
+  int slabs = 0, taken[2] = {0, 0};
   size_t i = begin;
-  for (; i < panels.size() && i - begin < static_cast<size_t>(max_panels); ++i) {
-    const bool new_slab = i == begin || panels[i].column != panels[i - 1].column;
-    if (new_slab && ++slabs > max_slabs) break;
+  for (; i < panels.size(); ++i) {
+    const bool new_slab = i == begin || panels[i].slab_column != panels[i - 1].slab_column;
+    if (new_slab && slabs == max_slabs) break;
+    if (taken[panels[i].half] == max_panels) break;
+    slabs += new_slab ? 1 : 0;
+    ++taken[panels[i].half];
   }
   return i - begin;
 }
 
-Step MakeStep(std::vector<GroupPanel>::iterator begin, std::vector<GroupPanel>::iterator end,
-              int64_t first_panel) {
-  Step step{};
-  step.panels = static_cast<int32_t>(end - begin);
-  step.first_panel = first_panel;
+// The two halves of a step; sorts its panels by half, row and column.
+void MakeStep(std::vector<GroupPanel>::iterator begin, std::vector<GroupPanel>::iterator end, int panel_columns,
+              int64_t first_panel, Step* halves) {
+  Step shared{};
   for (auto it = begin; it != end; ++it) {
-    if (step.slabs == 0 || step.column[step.slabs - 1] != it->column) {
-      step.column[step.slabs++] = it->column;
+    if (shared.slabs == 0 || shared.column[shared.slabs - 1] != it->slab_column) {
+      shared.column[shared.slabs++] = it->slab_column;
     }
   }
-  std::stable_sort(begin, end,
-                   [](const GroupPanel& a, const GroupPanel& b) { return a.row < b.row; });
+  halves[0] = halves[1] = shared;
+  std::sort(begin, end, [](const GroupPanel& a, const GroupPanel& b) {
+    return std::tuple(a.half, a.row, a.column) < std::tuple(b.half, b.row, b.column);
+  });
   for (auto it = begin; it != end; ++it) {
-    const auto slab = std::lower_bound(step.column, step.column + step.slabs, it->column);
-    step.slab[it - begin] = static_cast<uint8_t>(slab - step.column);
-    for (int g = it->row; g < kMaxGroupRows; ++g) ++step.row_end[g];
+    Step& step = halves[it->half];
+    const auto slab = std::lower_bound(shared.column, shared.column + shared.slabs, it->slab_column) - shared.column;
+    const auto offset = slab * SlabBytes(panel_columns) + (it->column - it->slab_column) * 2;
+    step.x_offset[step.panels++] = static_cast<uint16_t>(offset / 16);
+    for (int g = it->row; g < kMaxHalfRows; ++g) ++step.row_end[g];
   }
-  return step;
+  halves[0].first_panel = first_panel;
+  halves[1].first_panel = first_panel + halves[0].panels;
 }
 
-// Calls on_step(group, step, its panels in order) for every step of the weight.
+// Calls on_step(group, its two halves, their panels in order) for every step of the weight.
 template <typename OnStep>
 void ForEachStep(const WeightView& weight, const RowGroupImage& image, OnStep on_step) {
   const BlockRows rows = GroupByRow(weight);
@@ -84,8 +95,9 @@ void ForEachStep(const WeightView& weight, const RowGroupImage& image, OnStep on
     for (size_t begin = 0; begin < panels.size();) {
       const size_t length = StepLength(panels, begin, max_slabs, max_panels);
       const auto from = panels.begin() + begin;
-      const Step step = MakeStep(from, from + length, first_panel);
-      on_step(group, step, &*from);
+      Step halves[2];
+      MakeStep(from, from + length, image.panel_columns, first_panel, halves);
+      on_step(group, halves, &*from);
       first_panel += length;
       begin += length;
     }
@@ -96,9 +108,9 @@ void ForEachStep(const WeightView& weight, const RowGroupImage& image, OnStep on
 
 RowGroupImage RowGroupImageOf(const WeightView& weight) {
   const BlockImage blocks = BlockImageOf(weight);
-  const int count = GroupRows(weight.block_rows);
+  const int rows = 2 * HalfRows(weight.block_rows);
   RowGroupImage image;
-  image.groups = (blocks.block_rows_count + count - 1) / count;
+  image.groups = (blocks.block_rows_count + rows - 1) / rows;
   image.panels = blocks.panels;
   image.panel_columns = blocks.panel_columns;
   image.panel_bytes = blocks.panel_bytes;
@@ -114,8 +126,8 @@ bool FitsRowGroupImage(const LinearDesc& desc) {
 size_t RowGroupImageBytes(const WeightView& weight) {
   const RowGroupImage image = RowGroupImageOf(weight);
   size_t steps = 0;
-  ForEachStep(weight, image, [&](int64_t, const Step&, const GroupPanel*) { ++steps; });
-  return image.steps_offset + AlignUp(steps * sizeof(Step));
+  ForEachStep(weight, image, [&](int64_t, const Step*, const GroupPanel*) { ++steps; });
+  return image.steps_offset + AlignUp(2 * steps * sizeof(Step));
 }
 
 KernelStatus PackRowGroupImage(const WeightView& weight, void* packed) {
@@ -137,15 +149,16 @@ KernelStatus PackRowGroupImage(const WeightView& weight, void* packed) {
         spans[next_group] = {static_cast<int32_t>(next_group), count, count, 0};
       }
     };
-    ForEachStep(weight, image, [&](int64_t group, const Step& step, const GroupPanel* panels) {
+    ForEachStep(weight, image, [&](int64_t group, const Step* halves, const GroupPanel* panels) {
       open_until(group);
-      steps[count++] = step;
-      spans[group].end = count;
-      for (int i = 0; i < step.panels; ++i) {
+      steps[2 * count] = halves[0];
+      steps[2 * count + 1] = halves[1];
+      spans[group].end = ++count;
+      for (int i = 0; i < halves[0].panels + halves[1].panels; ++i) {
         const uint16_t* block =
             static_cast<const uint16_t*>(weight.values) + int64_t{panels[i].block} * br * bc;
         CopyPanel(block + panels[i].split * kc, bc, br, kc,
-                  values + (step.first_panel + i) * br * kc);
+                  values + (halves[0].first_panel + i) * br * kc);
       }
     });
     open_until(image.groups - 1);

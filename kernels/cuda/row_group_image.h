@@ -1,16 +1,17 @@
-// row_group_image.h — narrow blocks (br = 16 or 32), gathered so that several block rows share each slab of x.
+// row_group_image.h — narrow blocks (br = 16 or 32), gathered so that many block rows share each slab of x.
 //
-// A block of 16 or 32 rows alone re-reads x from L2 so often that L2 is the roof. Here 256 / br neighbouring block rows
-// form a GROUP that one thread block computes together: it walks the columns that any of them uses, in STEPS of a few
-// x slabs and the panels (block_image.h) that multiply them. At 90 % sparsity 16 rows of 16 touch 81 % of the columns
-// instead of 16 × 10 %, half the traffic.
+// A block of 16 or 32 rows alone re-reads x from L2 so often that L2 is the roof. Here 512 outputs, 512 / br neighbouring
+// block rows, form a GROUP that a cluster of two thread blocks computes together, 256 outputs each: the columns that any of
+// the rows uses are walked in STEPS of a few slabs of x, each of which is read from L2 once and delivered to both. At 90 %
+// sparsity 32 rows of 16 touch nearly every column instead of 32 × 10 %: a third of the traffic.
 //
 //   section  type           order
 //   groups   GroupSpan[N]   most steps first
-//   values   2-byte panels  by group, step, row in the group, column
-//   steps    Step[S]        by group; last, because S is known only after packing
+//   values   2-byte panels  by group, step, half, row in the half, column
+//   steps    Step[2S]       by group; one a half of the group; last, because S is known only after packing
 //
-// Panels are swizzled and row-permuted as in block_image.h.
+// Panels are swizzled as in block_image.h. A slab is at least 32 columns wide (L2 serves narrower rows at half speed), so
+// with 16-column panels it holds two of them side by side.
 #pragma once
 
 #include <cstddef>
@@ -20,21 +21,25 @@
 
 namespace espalier::kernels::cuda {
 
-constexpr int kGroupOutputs = 256;  // rows of W a group covers: 64 tokens × 256 outputs = 128 accumulators a thread
-constexpr int kMaxGroupRows = kGroupOutputs / 16;
-constexpr int kMaxStepSlabs = 8;
-constexpr int kMaxStepPanels = 64;  // and one more is read ahead: StepPanels stays below
+constexpr int kGroupTokens = 128;   // that a cluster multiplies at a time: rows of a slab
+constexpr int kHalfOutputs = 256;   // of one thread block
+constexpr int kGroupOutputs = 2 * kHalfOutputs;
+constexpr int kMaxHalfRows = kHalfOutputs / 16;
+constexpr int kMaxStepSlabs = 6;
+constexpr int kMaxStepPanels = 32;
 
-constexpr int GroupRows(int block_rows) { return kGroupOutputs / block_rows; }
-// 32 KiB of x (128 tokens) and 16 KiB of weights a step: four stages in shared memory.
-constexpr int StepSlabs(int panel_columns) { return 128 / panel_columns; }
+constexpr int HalfRows(int block_rows) { return kHalfOutputs / block_rows; }
+constexpr int SlabColumns(int panel_columns) { return panel_columns < 32 ? 32 : panel_columns; }
+constexpr int SlabBytes(int panel_columns) { return kGroupTokens * SlabColumns(panel_columns) * 2; }
+// 48 KiB of x and at most 16 KiB of weights a step: three stages in shared memory.
+constexpr int StepSlabs(int panel_columns) { return 48 * 1024 / SlabBytes(panel_columns); }
 constexpr int StepPanels(int block_rows, int panel_columns) {
   return 16 * 1024 / (2 * block_rows * panel_columns);
 }
 
 struct GroupSpan {
   int32_t group;
-  int32_t begin;  // its steps are [begin, end)
+  int32_t begin;  // its steps are [begin, end), of which half h is Step 2s + h
   int32_t end;
   int32_t unused;
 };
@@ -42,11 +47,11 @@ struct GroupSpan {
 // Copied to shared memory with its slabs and panels by one bulk copy, so that its size is part of the design.
 struct Step {
   int32_t slabs;
-  int32_t panels;
+  int32_t panels;  // of this half; may be 0
   int64_t first_panel;
-  int32_t column[kMaxStepSlabs];   // first column of slab i
-  uint8_t row_end[kMaxGroupRows];  // panels of row g end here and begin where those of row g - 1 end
-  uint8_t slab[kMaxStepPanels];    // slab that panel i multiplies
+  int32_t column[kMaxStepSlabs];  // first column of slab i; the same in both halves
+  uint16_t x_offset[kMaxStepPanels + 4];  // where panel i's columns start in the slabs, in units of 16 bytes
+  uint8_t row_end[kMaxHalfRows];          // panels of row g end here and begin where those of row g - 1 end
 };
 static_assert(sizeof(Step) == 128);
 

@@ -12,16 +12,6 @@
 
 namespace espalier::kernels::cuda {
 
-constexpr int kMaxStreamBlocks = 256;                   // thread blocks that share one stream of weights
-constexpr size_t kTicketBytes = 4096;                   // 4 bytes a ticket, at most 1024 thread blocks
-constexpr int kMaxStreamTokens = 64;
-static_assert(kMaxStreamBlocks * 4 <= kTicketBytes);
-
-// Two partial sums a thread block, of up to 64 tokens each.
-constexpr size_t StreamScratchBytes(int block_rows) {
-  return kTicketBytes + size_t{2} * kMaxStreamBlocks * block_rows * kMaxStreamTokens * 4;
-}
-
-bool FitsBlockStream(const LinearDesc& desc);
+constexpr size_t kTicketBytes = 4096;  // 4 bytes a ticket, at most 1024 thread blocks
 
 }  // namespace espalier::kernels::cuda

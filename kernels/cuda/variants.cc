@@ -5,8 +5,8 @@
 
 #include "kernels/cuda/block_image.h"
 #include "kernels/cuda/dense_image.h"
+#include "kernels/cuda/gather_image.h"
 #include "kernels/cuda/row_group_image.h"
-#include "kernels/cuda/scratch.h"
 
 namespace espalier::kernels::cuda {
 namespace {
@@ -37,9 +37,12 @@ struct SlabForm : BlockForm {
   }
 };
 
+struct TwinForm : BlockForm {
+  static bool Fits(const LinearDesc& desc) { return SlabForm::Fits(desc) && desc.block_rows == 64; }
+};
+
 struct StreamForm : BlockForm {
   static bool Fits(const LinearDesc& desc) { return FitsBlockStream(desc); }
-  static size_t Scratch(const LinearDesc& desc, int) { return StreamScratchBytes(desc.block_rows); }
 };
 
 struct RowGroupForm {
@@ -48,6 +51,18 @@ struct RowGroupForm {
   static constexpr auto kBytes = RowGroupImageBytes;
   static constexpr auto kPack = PackRowGroupImage;
   static constexpr auto Scratch = NoScratch;
+};
+
+struct GatherForm {
+  static constexpr const char* kPacking = "cuda_gather_image";
+  static bool Fits(const LinearDesc& desc) { return FitsGatherImage(desc); }
+  static constexpr auto kBytes = GatherImageBytes;
+  static constexpr auto kPack = PackGatherImage;
+  static constexpr auto Scratch = NoScratch;
+};
+
+struct GatherStreamForm : GatherForm {
+  static bool Fits(const LinearDesc& desc) { return FitsGatherImage(desc) && desc.tokens <= kMaxStreamTokens; }
 };
 
 template <Layout kLayout, DType kType, typename Form>

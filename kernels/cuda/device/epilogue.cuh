@@ -86,7 +86,7 @@ LinearOutput<T> OutputOf(const LinearArgs& args) {
 template <typename T>
 __device__ __forceinline__ void StoreQuad(T* row, int64_t column, int64_t out, uint32_t low, uint32_t high) {
   if (column + 4 <= out) {
-    *reinterpret_cast<uint2*>(row + column) = make_uint2(low, high);
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(row + column), "r"(low), "r"(high) : "memory");
     return;
   }
   const uint32_t words[2] = {low, high};
@@ -103,32 +103,36 @@ __device__ __forceinline__ float BiasAt(const float* bias, int64_t column, int64
 }
 
 // Bias, activation and store for a fragment with tokens as rows: thread (r = lane / 4, q = lane % 4) of a warp holds, for
-// each 16 outputs u, image columns 8h + 2q + e of token r in values[8u + 4h + e] and of token r + 8 in
-// values[8u + 4h + 2 + e], which are outputs 16u + 4q + 2h + e (block_image.h). `token` is that of row 0.
+// each 16 outputs u and half h of them, outputs 16u + 8h + 2q + {0, 1} of token r in values[8u + 4h + {0, 1}] and of token
+// r + 8 in values[8u + 4h + {2, 3}]. `token` is that of row 0. Neighbouring lanes exchange halves, so that a thread
+// stores four neighbouring outputs and a token's 16 outputs fill a whole 32-byte sector.
 template <typename T, int kCount>
 __device__ __forceinline__ void StoreTokenRows(float (&values)[kCount], const LinearOutput<T>& to, int64_t token,
                                                int64_t first_output) {
-  const int lane = threadIdx.x % 32;
-  const int64_t column = first_output + 4 * (lane % 4);
+  const int lane = threadIdx.x % 32, q = lane % 4;
 #pragma unroll
   for (int u = 0; u < kCount / 8; ++u) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float bias = BiasAt(to.bias, column + 16 * u + i, to.out);
+      const float bias = BiasAt(to.bias, first_output + 16 * u + 8 * (i / 2) + 2 * q + i % 2, to.out);
       values[8 * u + 4 * (i / 2) + i % 2] += bias;
       values[8 * u + 4 * (i / 2) + i % 2 + 2] += bias;
     }
   }
   Activate<T>(values, to.activation);
+  const bool odd = q % 2 != 0;
+  const int64_t column = first_output + (odd ? 8 + 2 * (q - 1) : 2 * q);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int64_t row = token + lane / 4 + 8 * half;
-    if (row >= to.tokens) continue;
 #pragma unroll
     for (int u = 0; u < kCount / 8; ++u) {
       const float* v = values + 8 * u + 2 * half;
-      StoreQuad(to.y + row * to.y_stride, column + 16 * u, to.out, PackPair<T>(v[0], v[1]),
-                PackPair<T>(v[4], v[5]));
+      const uint32_t low = PackPair<T>(v[0], v[1]), high = PackPair<T>(v[4], v[5]);
+      const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? low : high, 1);
+      if (row < to.tokens) {
+        StoreQuad(to.y + row * to.y_stride, column + 16 * u, to.out, odd ? other : low, odd ? high : other);
+      }
     }
   }
 }

@@ -3,28 +3,44 @@
 
 #include <type_traits>
 
+#include "kernels/base/kernel_context.h"
 #include "kernels/cuda/launch.h"
 
 namespace espalier::kernels::cuda {
 
-// Launches on `stream` and reports a refused launch; with `overlap` the kernel may start while its predecessor still
-// runs (it must call WaitForPredecessors before it touches x, y or scratch).
+struct LaunchShape {
+  dim3 grid;
+  int threads = 0;
+  size_t shared_bytes = 0;
+  int cluster = 1;  // thread blocks a cluster, along x
+  // The kernel may start while its predecessor on the stream still runs: it must call WaitForPredecessors before it
+  // touches x, y or scratch.
+  bool overlap = false;
+};
+
+// Launches on ctx.stream and reports a refused launch.
 template <typename... Params>
-KernelStatus Launch(void (*kernel)(Params...), dim3 grid, int threads, size_t shared_bytes, void* stream, bool overlap,
+KernelStatus Launch(const KernelContext& ctx, const LaunchShape& shape, void (*kernel)(Params...),
                     const std::type_identity_t<Params>&... params) {
-  if (KernelStatus status = AllowSharedMemory(reinterpret_cast<const void*>(kernel), shared_bytes); !status.ok()) {
-    return status;
+  KernelStatus status = AllowSharedMemory(reinterpret_cast<const void*>(kernel), shape.shared_bytes);
+  if (!status.ok()) return status;
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (shape.overlap) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  if (shape.cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  }
   cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &attribute;
-  config.numAttrs = overlap ? 1 : 0;
+  config.gridDim = shape.grid;
+  config.blockDim = dim3(shape.threads);
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = static_cast<cudaStream_t>(ctx.stream);
+  config.attrs = attributes;
+  config.numAttrs = count;
   return FromCuda(cudaLaunchKernelEx(&config, kernel, params...));
 }
 

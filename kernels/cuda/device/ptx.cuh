@@ -75,8 +75,33 @@ __device__ __forceinline__ void CopyBox(uint32_t to_address, const CUtensorMap* 
       : "memory");
 }
 
+// One box from shared memory to a 2-D tensor map at (column, row); what lies outside the tensor is not written. The bytes
+// must have been written before a FenceAsyncProxy of every writer and a barrier.
+__device__ __forceinline__ void StoreBox(const CUtensorMap* map, uint32_t from_address, int column, int row) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+               "r"(from_address), "r"(column), "r"(row)
+               : "memory");
+}
+__device__ __forceinline__ void CommitStores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until all but kPending of this thread's stores have read their shared memory, or have been written altogether.
+template <int kPending>
+__device__ __forceinline__ void WaitStoresRead() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void WaitStores() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+}
+// Orders this thread's ordinary shared-memory writes before later reads by the copy engine.
+__device__ __forceinline__ void FenceAsyncProxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 __device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// A barrier of some of the thread block's warps; 0 is __syncthreads.
+__device__ __forceinline__ void SyncThreads(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // --- registers: every warp of a warpgroup gives back or takes; all warpgroups together keep within the launch's share ---
@@ -88,6 +113,45 @@ __device__ __forceinline__ void ShrinkRegisters() {
 template <int kRegisters>
 __device__ __forceinline__ void GrowRegisters() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// --- clusters of thread blocks ---
+
+__device__ __forceinline__ uint32_t ClusterRank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// Every thread of every thread block of the cluster.
+__device__ __forceinline__ void SyncCluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Arrives at the barrier that lies at the same address in the thread block `rank` of the cluster.
+__device__ __forceinline__ void ArriveAt(uint32_t barrier_address, uint32_t rank) {
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier_address),
+      "r"(rank)
+      : "memory");
+}
+// The address of `address` in the thread block `rank` of the cluster, for StoreToCluster.
+__device__ __forceinline__ uint32_t ClusterAddress(uint32_t address, uint32_t rank) {
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+__device__ __forceinline__ void StoreToCluster(uint32_t cluster_address, float value) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(cluster_address), "f"(value) : "memory");
+}
+// CopyBox into every thread block of `mask`, at the same address, completing on the same barrier of each.
+__device__ __forceinline__ void CopyBoxToCluster(uint32_t to_address, const CUtensorMap* map, int column, int row,
+                                                 uint32_t barrier_address, uint16_t mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, "
+      "%4}], [%2], %5;" ::"r"(to_address),
+      "l"(map), "r"(barrier_address), "r"(column), "r"(row), "h"(mask)
+      : "memory");
 }
 
 // --- programmatic dependent launch ---
@@ -109,13 +173,25 @@ __device__ __forceinline__ void WaitCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// One byte of shared memory. Every thread of a warp reads the same one where it steers a loop of warpgroup instructions.
 __device__ __forceinline__ int LoadShared8(uint32_t address) {
   uint32_t value;
   asm volatile("ld.shared.u8 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
   return static_cast<int>(value);
 }
+__device__ __forceinline__ uint32_t LoadShared16(uint32_t address) {
+  uint32_t value;
+  asm volatile("{\n.reg .u16 half;\nld.shared.u16 half, [%1];\ncvt.u32.u16 %0, half;\n}"
+               : "=r"(value)
+               : "r"(address)
+               : "memory");
+  return value;
+}
 
+__device__ __forceinline__ uint32_t LoadShared32(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
 __device__ __forceinline__ uint4 LoadShared128(uint32_t address) {
   uint4 value;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -140,11 +216,16 @@ __device__ __forceinline__ void LoadMatrices(uint32_t (&r)[2], uint32_t row_addr
                : "memory");
 }
 
-// The fragment of the transposed 8×8 matrix.
-__device__ __forceinline__ uint32_t TransposeMatrix(uint32_t fragment) {
-  uint32_t transposed;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(fragment));
-  return transposed;
+// Four 8×8 matrices, each transposed: lane 8m + i gives the address of row i of matrix m, which receives column i.
+__device__ __forceinline__ void StoreMatricesTransposed(uint32_t row_address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+__device__ __forceinline__ void StoreMatrices(uint32_t row_address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
 }
 
 }  // namespace espalier::kernels::cuda

@@ -71,6 +71,16 @@ __device__ __forceinline__ void FenceRegisters(float (&d)[kCount]) {
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63" \
   "}, %64, %65, 1, 1, 1, 0, 0;" : ESPALIER_ACC64(0) : "l"(a), "l"(b))
 
+#define ESPALIER_WGMMA_192(type) \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type " {" \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95" \
+  "}, %96, %97, 1, 1, 1, 0, 0;" : ESPALIER_ACC64(0), ESPALIER_ACC16(64), ESPALIER_ACC16(80) : "l"(a), "l"(b))
+
 #define ESPALIER_WGMMA_256(type) \
   asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {" \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
@@ -95,6 +105,8 @@ __device__ __forceinline__ void Product(float (&d)[kCount], uint64_t a, uint64_t
     if constexpr (kIsBFloat16) ESPALIER_WGMMA_64("bf16"); else ESPALIER_WGMMA_64("f16");
   } else if constexpr (kCount == 64) {
     if constexpr (kIsBFloat16) ESPALIER_WGMMA_128("bf16"); else ESPALIER_WGMMA_128("f16");
+  } else if constexpr (kCount == 96) {
+    if constexpr (kIsBFloat16) ESPALIER_WGMMA_192("bf16"); else ESPALIER_WGMMA_192("f16");
   } else if constexpr (kCount == 128) {
     if constexpr (kIsBFloat16) ESPALIER_WGMMA_256("bf16"); else ESPALIER_WGMMA_256("f16");
   } else {

@@ -46,18 +46,23 @@ LayerStack::LayerStack(const cuda::CudaModule* module, std::vector<LayerSpec> la
   }
 }
 
-LinearArgs LayerStack::Args(int copy, int layer) const {
+LinearArgs LayerStack::Args(int copy, int layer, int64_t first_token, int64_t tokens) const {
+  const auto rows_from = [&](int buffer) {
+    const bool is_outer = buffer == 0 || buffer == static_cast<int>(layers_.size());
+    const size_t row = strides_[buffer] * SizeOf(layers_[0].weight.dtype);
+    return activations_[copy][buffer].as<char>() + (is_outer ? first_token * row : 0);
+  };
   LinearArgs args;
   args.weight = weights_[layer]->view();
   args.weight.row_ptr = args.weight.col_idx = args.weight.offsets = nullptr;
   args.weight.values = nullptr;
   args.io_dtype = layers_[layer].weight.dtype;
-  args.x = activations_[copy][layer].as();
+  args.x = rows_from(layer);
   args.x_stride = strides_[layer];
-  args.y = activations_[copy][layer + 1].as();
+  args.y = rows_from(layer + 1);
   args.y_stride = strides_[layer + 1];
   args.activation = layers_[layer].activation;
-  args.tokens = tokens_;
+  args.tokens = tokens;
   return args;
 }
 
@@ -106,8 +111,8 @@ PackedLayer::PackedLayer(const LayerStack& stack, int layer, const LinearVariant
   }
 }
 
-LinearArgs PackedLayer::Args(int copy) const {
-  LinearArgs args = stack_->Args(copy, layer_);
+LinearArgs PackedLayer::Args(int copy, int64_t first_token, int64_t tokens) const {
+  LinearArgs args = stack_->Args(copy, layer_, first_token, tokens);
   if (variant_->layout == Layout::kDense) {
     args.weight.layout = Layout::kDense;
     args.weight.block_rows = args.weight.block_cols = 1;
@@ -118,15 +123,15 @@ LinearArgs PackedLayer::Args(int copy) const {
   return args;
 }
 
-KernelStatus PackedLayer::Enqueue(void* stream, int copy) const {
+KernelStatus PackedLayer::Enqueue(void* stream, int copy, int64_t first_token, int64_t tokens) const {
   KernelContext ctx;
   ctx.arch = variant_->arch;
   ctx.stream = stream;
-  return variant_->run(ctx, Args(copy));
+  return variant_->run(ctx, Args(copy, first_token, tokens));
 }
 
-void PackedLayer::Settle() const {
-  OrDie(stack_->module()->settle(cuda::KernelOf(*variant_), KernelContext{}, Args(0)), variant_->name);
+void PackedLayer::Settle(int64_t tokens) const {
+  OrDie(stack_->module()->settle(cuda::KernelOf(*variant_), KernelContext{}, Args(0, 0, tokens)), variant_->name);
   OrDie(stack_->module()->synchronize_stream(nullptr), variant_->name);
 }
 

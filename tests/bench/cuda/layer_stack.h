@@ -31,8 +31,10 @@ class LayerStack {
   const kernels::testing::RandomWeight& weight(int layer) const { return *weights_[layer]; }
   const kernels::cuda::CudaModule* module() const { return module_; }
 
-  // Arguments of a layer on a copy, without weight and scratch.
-  kernels::LinearArgs Args(int copy, int layer) const;
+  // Arguments of a layer on a copy, without weight and scratch: for all tokens, or for a chunk of them, which reuses the
+  // first rows of the buffers between layers (they stay in L2 that way).
+  kernels::LinearArgs Args(int copy, int layer) const { return Args(copy, layer, 0, tokens_); }
+  kernels::LinearArgs Args(int copy, int layer, int64_t first_token, int64_t tokens) const;
   // Bytes read and written once by the sparse form: values, x, y.
   double TouchedBytes() const;
   double UsefulFlops() const;
@@ -57,10 +59,12 @@ class PackedLayer {
 
   const kernels::LinearVariant& variant() const { return *variant_; }
   size_t weight_bytes() const { return weight_bytes_; }
-  kernels::LinearArgs Args(int copy) const;
-  kernels::KernelStatus Enqueue(void* stream, int copy) const;
+  kernels::LinearArgs Args(int copy) const { return Args(copy, 0, stack_->tokens()); }
+  kernels::LinearArgs Args(int copy, int64_t first_token, int64_t tokens) const;
+  kernels::KernelStatus Enqueue(void* stream, int copy) const { return Enqueue(stream, copy, 0, stack_->tokens()); }
+  kernels::KernelStatus Enqueue(void* stream, int copy, int64_t first_token, int64_t tokens) const;
   // Lets a library choose its algorithm; before any capture.
-  void Settle() const;
+  void Settle(int64_t tokens) const;
   // Empty when a sample of tokens agrees with the oracle and no output is left unwritten.
   std::string Verify(void* stream) const;
 

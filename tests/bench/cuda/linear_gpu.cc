@@ -7,8 +7,8 @@
 // launches beside cuBLASLt's best heuristic, and both are replayed in ABBA order; medians. `cold` walks over copies of
 // weights, inputs and outputs that together are several times the L2, `warm` stays on one. The floor beside a row is the
 // largest of useful arithmetic at 790 TFLOP/s, bytes at 4.3 TB/s (cold; 9 TB/s warm) and, for the kernels that re-read x
-// for every block, that traffic at 9 TB/s: rates measured on an H200. Suites: bars, skinny, vit,
-// grid, network, or one problem as LAYOUT/BLOCK/DENSITY/TOKENS/OUT/IN/ACTIVATION/STATE.
+// for every block, that traffic at 9 TB/s: rates measured on an H200. Suites: bars, skinny,
+// scattered, vit, grid, network, or one problem as LAYOUT/BLOCK/DENSITY/TOKENS/OUT/IN/ACTIVATION/STATE.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -19,6 +19,7 @@
 #include <sstream>
 
 #include "kernels/cuda/module_loader.h"
+#include "tests/bench/cuda/cusparse_baseline.h"
 #include "tests/bench/cuda/graph_timer.h"
 #include "tests/bench/cuda/layer_stack.h"
 
@@ -93,6 +94,16 @@ std::vector<Case> Suite(const std::string& name) {
       }
     }
   }
+  if (name == "scattered") {
+    for (Layout layout : {Layout::kDiagonal, Layout::kCsr}) {
+      for (int64_t tokens : {1, 16}) {
+        for (bool cold : {true, false}) cases.push_back({"scattered", {Layer(layout, kWide, kWide, 1, 0.1)}, tokens, cold});
+      }
+      for (double density : {0.1, 0.05, 0.01}) {
+        for (int64_t tokens : {64, 1024}) cases.push_back({"scattered", {Layer(layout, kWide, kWide, 1, density)}, tokens, true});
+      }
+    }
+  }
   if (name == "vit") {
     for (int32_t b : {64, 32, 16}) {
       for (int64_t tokens : {12608, 1576}) {
@@ -149,12 +160,13 @@ class Bench {
   int failures() const { return failures_; }
 
  private:
-  std::unique_ptr<TimedGraph> Capture(const LayerStack& stack, const Implementation& implementation);
-  Implementation Dense(const LayerStack& stack);
+  // `chunk`: tokens that go through all layers before the next ones do.
+  std::unique_ptr<TimedGraph> Capture(const LayerStack& stack, const Implementation& implementation, int64_t chunk);
+  Implementation Dense(const LayerStack& stack, const std::vector<int64_t>& chunks);
   std::vector<const LinearVariant*> Candidates(const LayerSpec& layer, int64_t tokens) const;
   const LinearVariant* FastestOrNull(const Case& c, const LayerSpec& layer);
   void Report(const Case& c, const LayerStack& stack, const std::string& variant, const Timing& sparse,
-              const Timing& dense, bool planned, size_t weight_bytes);
+              const Timing& dense, const Timing* cusparse, bool planned, size_t weight_bytes);
 
   const CudaModule* module_;
   const Options& options_;
@@ -165,12 +177,18 @@ class Bench {
   int failures_ = 0;
 };
 
-std::unique_ptr<TimedGraph> Bench::Capture(const LayerStack& stack, const Implementation& implementation) {
-  const int layers = static_cast<int>(implementation.layers.size());
-  const int repeats = std::max(1, (kLeastNodes + layers - 1) / layers);
+std::unique_ptr<TimedGraph> Bench::Capture(const LayerStack& stack, const Implementation& implementation,
+                                           int64_t chunk) {
+  const int64_t chunks = (stack.tokens() + chunk - 1) / chunk;
+  const auto launches = static_cast<int>(static_cast<int64_t>(implementation.layers.size()) * chunks);
+  const int repeats = std::max(1, (kLeastNodes + launches - 1) / launches);
   const auto enqueue = [&](void* stream, int i) {
-    for (const auto& layer : implementation.layers) {
-      if (kernels::KernelStatus status = layer->Enqueue(stream, i % stack.copies()); !status.ok()) return status;
+    for (int64_t first = 0; first < stack.tokens(); first += chunk) {
+      for (const auto& layer : implementation.layers) {
+        const kernels::KernelStatus status =
+            layer->Enqueue(stream, i % stack.copies(), first, std::min(chunk, stack.tokens() - first));
+        if (!status.ok()) return status;
+      }
     }
     return kernels::KernelStatus{};
   };
@@ -190,7 +208,7 @@ std::vector<const LinearVariant*> Bench::Candidates(const LayerSpec& layer, int6
   return found;
 }
 
-Implementation Bench::Dense(const LayerStack& stack) {
+Implementation Bench::Dense(const LayerStack& stack, const std::vector<int64_t>& chunks) {
   Implementation dense;
   dense.name = "dense_linear_bf16_cublaslt";
   const auto variants = kernels::cuda::CudaLinearVariants();
@@ -198,13 +216,16 @@ Implementation Bench::Dense(const LayerStack& stack) {
                                     [&](const LinearVariant& v) { return dense.name == v.name; });
   for (size_t l = 0; l < stack.layers().size(); ++l) {
     dense.layers.push_back(std::make_unique<PackedLayer>(stack, static_cast<int>(l), *variant));
-    dense.layers.back()->Settle();
+    for (int64_t chunk : chunks) {
+      dense.layers.back()->Settle(chunk);
+      if (stack.tokens() % chunk != 0) dense.layers.back()->Settle(stack.tokens() % chunk);
+    }
   }
   return dense;
 }
 
 void Bench::Report(const Case& c, const LayerStack& stack, const std::string& variant, const Timing& sparse,
-                   const Timing& dense, bool planned, size_t weight_bytes) {
+                   const Timing& dense, const Timing* cusparse, bool planned, size_t weight_bytes) {
   const RandomWeightSpec& w = c.layers[0].weight;
   double nonzero = 0, size = 0;
   for (size_t l = 0; l < c.layers.size(); ++l) {
@@ -224,12 +245,17 @@ void Bench::Report(const Case& c, const LayerStack& stack, const std::string& va
                 NameOf(c.layers[0].activation), variant.c_str(), planned ? "true" : "false", sparse.median_us,
                 sparse.min_us, sparse.spread, sparse.samples, dense.median_us, floor, weight_bytes,
                 stack.UsefulFlops() / sparse.median_us * 1e-6, stack.TouchedBytes() / sparse.median_us * 1e-3);
-  rows_.push_back(json);
+  std::string row = json;
+  if (cusparse != nullptr) {
+    row.insert(row.size() - 1, ", \"cusparse_us\": " + std::to_string(cusparse->median_us));
+  }
+  rows_.push_back(row);
   std::printf("%-9s %-9s b%-3d %4.1f%% M %5lld K %5lld N %5lld %s %-45s %9.2f us  dense %9.2f  %5.2fx  floor %4.0f%% %s\n",
               c.name.c_str(), NameOf(w.layout), w.block_rows, 100 * (1.0 - nonzero / size),
               static_cast<long long>(c.tokens), static_cast<long long>(w.in), static_cast<long long>(w.out),
               c.cold ? "cold" : "warm", variant.c_str(), sparse.median_us, dense.median_us, speedup,
               100 * floor / sparse.median_us, planned ? "*" : "");
+  if (cusparse != nullptr) std::printf("%60s cusparse %9.2f us\n", "", cusparse->median_us);
   std::fflush(stdout);
 }
 
@@ -252,22 +278,33 @@ const LinearVariant* Bench::FastestOrNull(const Case& c, const LayerSpec& layer)
       ++failures_;
       continue;
     }
-    graphs.push_back(Capture(stack, one));
+    graphs.push_back(Capture(stack, one, c.tokens));
     order.push_back(graphs.back().get());
     implementations.push_back(std::move(one));
   }
-  Implementation dense = Dense(stack);
-  graphs.push_back(Capture(stack, dense));
+  Implementation dense = Dense(stack, {c.tokens});
+  graphs.push_back(Capture(stack, dense, c.tokens));
   order.push_back(graphs.back().get());
+  // cuSPARSE as a second baseline of scattered weights: one copy (warm), which can only flatter it.
+  std::unique_ptr<CusparseCsr> cusparse;
+  std::unique_ptr<TimedGraph> cusparse_graph;
+  if (layer.weight.block_rows == 1 && !implementations.empty()) {
+    const CsrArrays csr = ToCsr(stack.weight(0).view());
+    cusparse = std::make_unique<CusparseCsr>(module_, csr.view, stack.Args(0, 0));
+    cusparse_graph = std::make_unique<TimedGraph>(
+        module_, stream_, kLeastNodes / 4, [&](void* stream, int) { return cusparse->Enqueue(stream); }, "cusparse");
+  }
   const std::vector<Timing> timings = TimeInTurn(module_, order, kLeastSamples, options_.seconds);
+  const std::vector<Timing> cusparse_timing =
+      cusparse_graph == nullptr ? std::vector<Timing>{} : TimeInTurn(module_, {cusparse_graph.get()}, kLeastSamples, 0);
   size_t best = 0;
   for (size_t i = 1; i < implementations.size(); ++i) {
     if (timings[i].median_us < timings[best].median_us) best = i;
   }
   for (size_t i = 0; i < implementations.size(); ++i) {
     if (c.layers.size() == 1) {
-      Report(c, stack, implementations[i].name, timings[i], timings.back(), i == best,
-             implementations[i].layers[0]->weight_bytes());
+      Report(c, stack, implementations[i].name, timings[i], timings.back(),
+             cusparse_timing.empty() ? nullptr : &cusparse_timing[0], i == best, implementations[i].layers[0]->weight_bytes());
     }
   }
   const LinearVariant* fastest = implementations.empty() ? nullptr : &implementations[best].layers[0]->variant();
@@ -290,11 +327,32 @@ void Bench::Run(const Case& c) {
     weight_bytes += sparse.layers.back()->weight_bytes();
     if (l == 0 || chosen[l] != chosen[l - 1]) sparse.name += (l == 0 ? "" : "+") + std::string(chosen[l]->name);
   }
-  const Implementation dense = Dense(stack);
-  const auto sparse_graph = Capture(stack, sparse), dense_graph = Capture(stack, dense);
-  const std::vector<Timing> timings =
-      TimeInTurn(module_, {sparse_graph.get(), dense_graph.get()}, kLeastSamples, options_.seconds);
-  Report(c, stack, sparse.name, timings[0], timings[1], true, weight_bytes);
+  // Both sides may send the tokens through in chunks, so that what lies between the layers stays in L2; the best of each.
+  std::vector<int64_t> chunks = {c.tokens};
+  if (c.layers.size() == 2) {
+    for (int64_t chunk : {6336, 4224, 3168, 2112}) {
+      if (chunk < c.tokens) chunks.push_back(chunk);
+    }
+  }
+  const Implementation dense = Dense(stack, chunks);
+  std::vector<std::unique_ptr<TimedGraph>> graphs;
+  std::vector<const TimedGraph*> order;
+  for (const Implementation* implementation : std::initializer_list<const Implementation*>{&sparse, &dense}) {
+    for (int64_t chunk : chunks) {
+      graphs.push_back(Capture(stack, *implementation, chunk));
+      order.push_back(graphs.back().get());
+    }
+  }
+  const std::vector<Timing> timings = TimeInTurn(module_, order, kLeastSamples, options_.seconds);
+  const auto by_median = [](const Timing& a, const Timing& b) { return a.median_us < b.median_us; };
+  const auto half = timings.begin() + static_cast<int64_t>(chunks.size());
+  const auto best = std::min_element(timings.begin(), half, by_median);
+  const Timing best_dense = *std::min_element(half, timings.end(), by_median);
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const bool planned = timings.begin() + static_cast<int64_t>(i) == best;
+    const std::string name = sparse.name + (i == 0 ? "" : " chunks of " + std::to_string(chunks[i]));
+    Report(c, stack, name, timings[i], best_dense, nullptr, planned, weight_bytes);
+  }
 }
 
 int Main(const Options& options) {

@@ -32,16 +32,6 @@ TEST(BlockImageTest, SwizzleSpreadsEightRowsOverAllBankGroups) {
   }
 }
 
-TEST(BlockImageTest, FourNeighbouringOutputsMeetInOneThread) {
-  for (int q = 0; q < 4; ++q) {
-    EXPECT_EQ(ImageRow(4 * q), 2 * q);
-    EXPECT_EQ(ImageRow(4 * q + 1), 2 * q + 1);
-    EXPECT_EQ(ImageRow(4 * q + 2), 8 + 2 * q);
-    EXPECT_EQ(ImageRow(4 * q + 3), 8 + 2 * q + 1);
-  }
-  EXPECT_EQ(ImageRow(16 + 5), 16 + ImageRow(5));
-}
-
 TEST(BlockImageTest, EveryValueOfEveryShapeAndLayoutIsWhereTheHeaderSays) {
   for (Layout layout : {Layout::kBlockCsr, Layout::kDiagonal}) {
     for (int32_t br : {16, 32, 64, 128}) {

@@ -50,7 +50,7 @@ int64_t RowStride(int64_t width) { return (width + 63) / 64 * 64; }
 // error (epilogue.cuh; a few ulp of fp32 otherwise), and 1.13 (the steepest slope of an activation) times what fp32
 // summation loses: n·u in any order, 8√n·u because rounding errors are independent enough (Higham and Mary, 2019).
 double Tolerance(const Case& c, double expected, double magnitude, double terms) {
-  const double half_ulp = c.spec.dtype == DType::kBFloat16 ? 0x1p-9 : c.spec.dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-24;
+  const double half_ulp = c.spec.dtype == DType::kBFloat16 ? 0x1p-8 : c.spec.dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-24;
   const double activation = c.activation == Activation::kGeluErf || c.activation == Activation::kGeluTanh
                                 ? (c.spec.dtype == DType::kBFloat16 ? 4e-4 : c.spec.dtype == DType::kFloat16 ? 1e-4 : 4e-7)
                                 : 4e-7;
@@ -183,8 +183,11 @@ std::string Check::Compare(const std::vector<char>& y) {
     for (int64_t c = 0; c < y_stride_; ++c) {
       const char* at = y.data() + (t * y_stride_ + c) * element;
       if (c >= out) {
-        for (size_t b = 0; b < element; ++b) {
-          if (at[b] != static_cast<char>(0xff)) return "wrote to the padding of y, token " + std::to_string(t);
+        // Up to the next 16 bytes a kernel may write the zeros that the tail of a row holds anyway.
+        const char poison[4] = {-1, -1, -1, -1}, zero[4] = {};
+        const bool is_tail = c < (out + 7) / 8 * 8 && std::memcmp(at, zero, element) == 0;
+        if (std::memcmp(at, poison, element) != 0 && !is_tail) {
+          return "wrote to the padding of y, token " + std::to_string(t);
         }
         continue;
       }
@@ -230,7 +233,7 @@ std::vector<Case> CasesFor(const LinearVariant& variant, DType dtype, int32_t br
   for (int i = 0; i < options.cases; ++i) {
     const auto width = [&](int32_t side) {
       if (i % 4 == 3) return kWidths[random.Below(std::size(kWidths))];
-      const int64_t blocks = side * (1 + random.Below(side >= 64 ? 9 : 40));
+      const int64_t blocks = side * (1 + random.Below(side >= 64 ? 9 : side > 1 ? 40 : 700));
       return i % 2 == 0 ? blocks : std::max<int64_t>(1, blocks - random.Below(side));
     };
     Case c;
@@ -238,7 +241,7 @@ std::vector<Case> CasesFor(const LinearVariant& variant, DType dtype, int32_t br
               options.seed + i};
     c.tokens = i == 1 ? 0 : kTokens[random.Below(std::size(kTokens))];
     if (!variant.supports({c.tokens, c.spec.out, c.spec.in, variant.layout, dtype, dtype, br, bc, 0})) {
-      c.tokens = 1 + random.Below(64);  // a variant for few tokens
+      c.tokens = 1 + random.Below(32);  // a variant for few tokens
     }
     c.bias = i % 2 == 0;
     c.activation = static_cast<Activation>(i % 6);

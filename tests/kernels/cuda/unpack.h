@@ -9,17 +9,12 @@
 
 namespace espalier::kernels::testing {
 
-// Value (r, c) of a panel of `columns` columns: rows of 16 are stored in the order 0 1 4 5 8 9 12 13 2 3 6 7 10 11 14 15,
-// and a row's 16-byte chunks are exchanged by XOR with the row number (64 columns), half (32) or a quarter of it (16).
+// Value (r, c) of a panel of `columns` columns: a row's 16-byte chunks are exchanged by XOR with the row number (64
+// columns), half (32) or a quarter of it (16).
 inline uint16_t PanelValue(const char* panel, int columns, int r, int c) {
-  constexpr int kOrder[16] = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
-  int image_row = 0;
-  while (kOrder[image_row] != r % 16) ++image_row;
-  image_row += r / 16 * 16;
-  const int chunks = columns / 8, key = image_row * columns / 64 % chunks;
-  const int chunk = (c / 8) ^ key;
+  const int chunks = columns / 8, key = r * columns / 64 % chunks;
   uint16_t value;
-  std::memcpy(&value, panel + image_row * columns * 2 + chunk * 16 + c % 8 * 2, 2);
+  std::memcpy(&value, panel + r * columns * 2 + ((c / 8) ^ key) * 16 + c % 8 * 2, 2);
   return value;
 }
 

@@ -46,7 +46,7 @@ TEST(CudaVariantsTest, APortableGpuGetsPortableKernelsOnly) {
 
 TEST(CudaVariantsTest, HopperGetsTheKernelsOfItsBlockSize) {
   const auto wide = Supported(Problem(Layout::kBlockCsr, DType::kFloat16, 64, 1000), Arch::kSm90);
-  EXPECT_TRUE(wide.contains("block_csr_linear_f16_sm90_slab256"));
+  EXPECT_TRUE(wide.contains("block_csr_linear_f16_sm90_slab_full"));
   EXPECT_TRUE(wide.contains("block_csr_linear_f16_sm80_mma"));
   EXPECT_FALSE(wide.contains("block_csr_linear_f16_sm90_row_group"));
   EXPECT_FALSE(wide.contains("block_csr_linear_f16_sm90_stream")) << "for few tokens";
@@ -54,6 +54,7 @@ TEST(CudaVariantsTest, HopperGetsTheKernelsOfItsBlockSize) {
   EXPECT_TRUE(narrow.contains("block_csr_linear_f16_sm90_row_group"));
   EXPECT_TRUE(narrow.contains("block_csr_linear_f16_sm90_stream"));
   EXPECT_FALSE(narrow.contains("block_csr_linear_f16_sm90_slab64"));
+  EXPECT_TRUE(wide.contains("block_csr_linear_f16_sm90_twin256"));
 }
 
 TEST(CudaVariantsTest, WhatNoKernelTakesIsUnsupportedAndNotACrash) {
