@@ -1,6 +1,8 @@
 // cost_model.h — what a linear layer should cost, from its multiplications and the bytes it reads.
 //
-//   µs = overhead + max(multiplications / rate(tokens), bytes / bandwidth) / speedup(threads)
+//   µs = overhead + (max(multiplications / rate(tokens), weight bytes / bandwidth)
+//                    + elements of x and y / rate of moving them) / speedup(threads)
+//   rate(tokens) = peak · tokens / (tokens + half_tokens)
 //
 // Good enough to drop hopeless candidates and to decide without measuring; the planner's
 // measurements overrule it. Constants: cost_model.cc, with how they were measured.
@@ -14,7 +16,8 @@ namespace espalier::planner {
 
 struct CostEstimate {
   double multiplications = 0;  // stored values · tokens
-  double bytes = 0;            // weights, x and y, each read or written once
+  double bytes = 0;            // weights, read once
+  double elements = 0;         // of x and y, each moved once
   double micros = 0;
 };
 

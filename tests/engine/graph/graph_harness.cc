@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "engine/graph/ops/linear.h"
 #include "gtest/gtest.h"
@@ -59,7 +58,7 @@ Runner::Runner(graph::Program program, int64_t max_batch)
 
 std::map<std::string, Values> Runner::Run(const std::map<std::string, Values>& inputs,
                                           int64_t batch) {
-  std::memset(state_->arena().data(), 0xff, state_->arena().size());
+  std::ranges::fill(state_->arena(), std::byte{0xff});
   for (size_t i = 0; i < program_.inputs.size(); ++i) {
     const formats::ValueInfo& info = program_.inputs[i];
     const Values& values = inputs.at(info.name);
