@@ -233,11 +233,17 @@ void PackTiles(const DenseTiling& tiling, const WeightView& weight, T* packed) {
     const int64_t rows = tiling.Rows(tile), width = tiling.Width(tile);
     const T* from = values + tile * kDenseTileRows * weight.in;
     T* to = packed + tiling.Start(tile);
-    for (int64_t c = 0; c < weight.in; ++c) {
-      for (int64_t r = 0; r < rows; ++r) to[c * width + r] = from[r * weight.in + c];
-      std::fill(to + c * width + rows, to + (c + 1) * width, T{});
+    if (rows < width || weight.in < tiling.padded_in()) {
+      std::fill_n(to, width * tiling.padded_in(), T{});
     }
-    std::fill(to + weight.in * width, to + tiling.padded_in() * width, T{});
+    // One cache line of columns at a time: rows that are a power of two apart evict each other.
+    constexpr int64_t kLine = 16;
+    for (int64_t col = 0; col < weight.in; col += kLine) {
+      const int64_t end = std::min(col + kLine, weight.in);
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = col; c < end; ++c) to[c * width + r] = from[r * weight.in + c];
+      }
+    }
   }
 }
 

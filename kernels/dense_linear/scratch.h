@@ -9,7 +9,11 @@
 
 namespace espalier::kernels {
 
+// 256 columns of a tile are 64 KiB of f32 weights: they stay in L2 for all tokens of a block, and their sums are loaded
+// and stored once per 256 columns (some 50 of 3,100 cycles).
 inline constexpr int64_t kDenseBlockCols = 256;
+// A multiple of the 6 tokens of a register tile; their sums take 60 KiB and their x, per block of columns, 240 KiB: with
+// the weights that fits 1 MiB of L2.
 inline constexpr int64_t kDenseTokenBlock = 240;
 
 struct DenseTaskScratch {
