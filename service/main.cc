@@ -116,7 +116,9 @@ absl::StatusOr<ServerOptions> ReadFlags() {
         InRange("max_message_bytes", options.max_message_bytes, 1, INT32_MAX),
         InRange("max_requests_in_flight", options.max_requests_in_flight, 0, INT64_MAX),
         InRange("max_request_bytes_in_flight", options.max_request_bytes_in_flight, 0, INT64_MAX),
-        InRange("max_queue_size", options.max_queue_size, 0, INT64_MAX)}) {
+        InRange("max_queue_size", options.max_queue_size, 0, INT64_MAX),
+        InRange("drain_timeout (seconds)", absl::ToInt64Seconds(absl::GetFlag(FLAGS_drain_timeout)),
+                0, 86400)}) {
     if (!status.ok()) return status;
   }
   return options;
@@ -133,19 +135,21 @@ sigset_t BlockStopSignals() {
   return signals;
 }
 
+// A supervisor may send its signal to the process and to its group: that is one request to stop, not two.
+constexpr int64_t kSecondSignalNanos = 500'000'000;
+
 // Drains while watching for a second signal. Does not come back: models that are still loading
 // cannot be interrupted, and nobody needs them any more.
 [[noreturn]] void DrainAndExit(Server& server, const sigset_t& signals) {
   const absl::Duration timeout = absl::GetFlag(FLAGS_drain_timeout);
+  const int64_t began = runtime::NowNanos();
   std::atomic<int> outcome{-1};
   std::thread drain([&] { outcome = server.Drain(timeout) ? 0 : kCutOff; });
-  // What is running can be cancelled but not killed: somewhat after the timeout, the process goes
-  // anyway.
-  const int64_t last_moment =
-      runtime::NowNanos() + absl::ToInt64Nanoseconds(timeout + absl::Seconds(1));
+  // What runs can be cancelled but not killed: somewhat after the timeout, the process goes anyway.
+  const int64_t last_moment = began + absl::ToInt64Nanoseconds(timeout + absl::Seconds(1));
   while (outcome < 0 && runtime::NowNanos() < last_moment) {
     const timespec tick = {0, 10'000'000};
-    if (sigtimedwait(&signals, nullptr, &tick) > 0) {
+    if (sigtimedwait(&signals, nullptr, &tick) > 0 && runtime::NowNanos() - began > kSecondSignalNanos) {
       runtime::LogEvent(spdlog::level::warn, "second signal: stopping at once", {});
       _exit(kStoppedAtOnce);
     }

@@ -105,6 +105,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
                      {"metrics_port", server->metrics_port_},
                      {"device", server->device_->Description()},
                      {"version", ESPALIER_VERSION}});
+  // One of an earlier run must not pass for ours.
+  if (!given.ready_file.empty()) std::remove(given.ready_file.c_str());
   if (absl::Status status = server->models_->Start(); !status.ok()) return status;
   return server;
 }

@@ -45,17 +45,14 @@ ModelManager::ModelManager(Options options, std::unique_ptr<ModelLoader> loader)
 ModelManager::~ModelManager() {
   std::vector<std::string> names;
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     stopping_ = true;
     for (const auto& [name, model] : models_) names.push_back(name);
   }
   for (const std::string& name : names) (void)Unload(name);
   {
-    absl::MutexLock lock(&mutex_);
-    const auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-      return working_ == 0 && resident_ == 0;
-    };
-    mutex_.Await(absl::Condition(&idle));
+    std::unique_lock lock(mutex_);
+    idle_.wait(lock, [this] { return working_ == 0 && resident_ == 0; });
   }
   pool_.reset();
 }
@@ -63,7 +60,7 @@ ModelManager::~ModelManager() {
 absl::Status ModelManager::Start() {
   std::vector<std::string> to_load;
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     for (const std::string& repository : options_.repositories) {
       auto found = ScanRepository(repository);
       if (!found.ok()) return found.status();
@@ -96,14 +93,16 @@ absl::Status ModelManager::Start() {
 }
 
 bool ModelManager::started() const {
-  absl::ReaderMutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   return started_;
 }
 
 void ModelManager::EndWork() {
   {
-    absl::MutexLock lock(&mutex_);
-    if (--working_ > 0 || started_ || stopping_) return;
+    const std::lock_guard lock(mutex_);
+    if (--working_ > 0) return;
+    idle_.notify_all();
+    if (started_ || stopping_) return;
     started_ = true;
   }
   if (options_.on_started) options_.on_started();
@@ -154,14 +153,14 @@ std::vector<int64_t> ModelManager::SelectLocked(Model& model,
 void ModelManager::LoadModel(const std::string& name, int64_t measure_budget_millis) {
   std::string directory;
   {
-    absl::ReaderMutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     directory = models_.find(name)->second.directory;
   }
   auto config = loader_->ReadConfig(directory);
   auto versions = ListVersions(directory);
   std::vector<LoadJob> jobs;
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     Model& model = models_.find(name)->second;
     for (int64_t number : versions.ok() ? *versions : std::vector<int64_t>())
       model.versions[number];
@@ -193,7 +192,7 @@ void ModelManager::LoadVersion(LoadJob job) {
   std::shared_ptr<ModelLatency> latency;
   bool abandoned = false;
   {
-    absl::ReaderMutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     const Model& model = models_.find(name)->second;
     latency = model.latency;
     abandoned = stopping_ || model.versions.find(number)->second.discard_when_loaded;
@@ -219,7 +218,7 @@ void ModelManager::Publish(const std::string& name, int64_t number,
                            absl::StatusOr<std::unique_ptr<ServedVersion>> result) {
   VersionHandle handle;
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     Version& version = models_.find(name)->second.versions.find(number)->second;
     if (!result.ok()) {
       Move(version, VersionState::kUnavailable, std::string(result.status().message()));
@@ -247,15 +246,15 @@ void ModelManager::Retire(ServedVersion* last) {
   const int64_t number = last->version();
   delete last;
   LogEvent(spdlog::level::info, "model unloaded", {{"model", name}, {"version", number}});
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   Move(models_.find(name)->second.versions.find(number)->second, VersionState::kUnavailable,
        "unloaded");
-  --resident_;
+  if (--resident_ == 0) idle_.notify_all();
 }
 
 absl::Status ModelManager::Load(absl::string_view name) {
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     const auto found = models_.find(name);
     if (found == models_.end()) return absl::NotFoundError(StrCat(Named(name), " is not found"));
     ++working_;
@@ -267,7 +266,7 @@ absl::Status ModelManager::Load(absl::string_view name) {
 
 absl::Status ModelManager::Unload(absl::string_view name) {
   std::vector<VersionHandle> dropped;  // outside the lock
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   const auto found = models_.find(name);
   if (found == models_.end()) return absl::NotFoundError(StrCat(Named(name), " is not found"));
   for (auto& [number, version] : found->second.versions) {
@@ -302,7 +301,7 @@ absl::StatusOr<VersionHandle> ModelManager::Find(absl::string_view name,
         StrCat("failed to get model version from specified version string '", Printable(version),
                "': expected an integer above zero, or nothing for the active version"));
   }
-  absl::ReaderMutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   const auto model = models_.find(name);
   if (model == models_.end()) return absl::NotFoundError(StrCat(Named(name), " is not found"));
   if (version.empty()) return ActiveLocked(name, model->second);
@@ -320,7 +319,7 @@ absl::StatusOr<VersionHandle> ModelManager::Find(absl::string_view name,
 
 std::vector<int64_t> ModelManager::ReadyVersions(absl::string_view name) const {
   std::vector<int64_t> ready;
-  absl::ReaderMutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   const auto model = models_.find(name);
   if (model == models_.end()) return ready;
   for (const auto& [number, version] : model->second.versions) {
@@ -331,7 +330,7 @@ std::vector<int64_t> ModelManager::ReadyVersions(absl::string_view name) const {
 
 std::vector<VersionHandle> ModelManager::AllReady() const {
   std::vector<VersionHandle> ready;
-  absl::ReaderMutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   for (const auto& [name, model] : models_) {
     for (const auto& [number, version] : model.versions) {
       if (version.state == VersionState::kReady) ready.push_back(version.handle);
@@ -355,7 +354,7 @@ absl::StatusOr<std::vector<VersionHandle>> ModelManager::Select(absl::string_vie
 
 std::vector<ModelManager::IndexEntry> ModelManager::Index() const {
   std::vector<IndexEntry> index;
-  absl::ReaderMutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   for (const auto& [name, model] : models_) {
     for (const auto& [number, version] : model.versions)
       index.push_back({name, number, version.state, version.reason});
@@ -368,13 +367,13 @@ std::vector<ModelManager::IndexEntry> ModelManager::Index() const {
 std::vector<std::pair<std::string, std::shared_ptr<const ModelLatency>>> ModelManager::Latencies()
     const {
   std::vector<std::pair<std::string, std::shared_ptr<const ModelLatency>>> latencies;
-  absl::ReaderMutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   for (const auto& [name, model] : models_) latencies.emplace_back(name, model.latency);
   return latencies;
 }
 
 int64_t ModelManager::failed_loads() const {
-  absl::ReaderMutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   return failed_loads_;
 }
 

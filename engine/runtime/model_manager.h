@@ -10,16 +10,17 @@
 // waits for that.
 #pragma once
 
+#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "engine/runtime/model_loader.h"
 #include "engine/runtime/repository.h"
 #include "engine/runtime/served_version.h"
@@ -114,13 +115,14 @@ class ModelManager {
   static void RefuseLocked(const std::string& name, Model& model, std::string reason);
   static void Move(Version& version, VersionState to, std::string reason);
   absl::StatusOr<VersionHandle> ActiveLocked(absl::string_view name, const Model& model) const
-      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // One LoadModel or LoadVersion less; the end of the last one that Start began ends the start.
   void EndWork();
 
   const Options options_;
   const std::unique_ptr<ModelLoader> loader_;
-  mutable absl::Mutex mutex_;
+  mutable std::mutex mutex_;
+  std::condition_variable idle_;  // working_ or resident_ fell to zero
   std::map<std::string, Model, std::less<>> models_ ABSL_GUARDED_BY(mutex_);
   int resident_ ABSL_GUARDED_BY(mutex_) =
       0;                                     // versions between load and the end of their tear-down

@@ -21,7 +21,7 @@ void Pause() {
 absl::Status RequestQueue::Push(InferRequest* request) {
   bool wake = false;
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     const int64_t waiting = static_cast<int64_t>(requests_.size());
     if (max_pending_ > 0 && waiting >= max_pending_) {
       return absl::UnavailableError(absl::StrCat("Exceeds maximum queue size: ", waiting,
@@ -31,16 +31,8 @@ absl::Status RequestQueue::Push(InferRequest* request) {
     pending_.store(waiting + 1, std::memory_order_relaxed);
     wake = sleepers_ > 0;
   }
-  if (wake) arrived_.Signal();
+  if (wake) arrived_.notify_one();
   return absl::OkStatus();
-}
-
-InferRequest* RequestQueue::TakeLocked() {
-  if (requests_.empty()) return nullptr;
-  InferRequest* request = requests_.front();
-  requests_.pop_front();
-  pending_.store(static_cast<int64_t>(requests_.size()), std::memory_order_relaxed);
-  return request;
 }
 
 void RequestQueue::Spin() const {
@@ -50,19 +42,23 @@ void RequestQueue::Spin() const {
 
 InferRequest* RequestQueue::Pop() {
   Spin();
-  absl::MutexLock lock(&mutex_);
+  std::unique_lock lock(mutex_);
   while (requests_.empty() && !closed_.load(std::memory_order_relaxed)) {
     ++sleepers_;
-    arrived_.Wait(&mutex_);
+    arrived_.wait(lock);
     --sleepers_;
   }
-  return TakeLocked();
+  if (requests_.empty()) return nullptr;
+  InferRequest* request = requests_.front();
+  requests_.pop_front();
+  pending_.store(static_cast<int64_t>(requests_.size()), std::memory_order_relaxed);
+  return request;
 }
 
 void RequestQueue::Close() {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   closed_.store(true, std::memory_order_relaxed);
-  arrived_.SignalAll();
+  arrived_.notify_all();
 }
 
 }  // namespace espalier::runtime

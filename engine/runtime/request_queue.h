@@ -5,11 +5,12 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <deque>
+#include <mutex>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "engine/runtime/infer_request.h"
 
 namespace espalier::runtime {
@@ -32,13 +33,14 @@ class RequestQueue {
   int64_t pending() const { return pending_.load(std::memory_order_relaxed); }
 
  private:
-  InferRequest* TakeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Watches the queue for a moment without the lock.
   void Spin() const;
 
   const int64_t max_pending_;
-  absl::Mutex mutex_;
-  absl::CondVar arrived_;
+  // Standard ones, here and in the other queues of this folder: ThreadSanitizer understands them,
+  // but not those of an Abseil that was built without it.
+  std::mutex mutex_;
+  std::condition_variable arrived_;
   int sleepers_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<InferRequest*> requests_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> closed_{false};

@@ -16,32 +16,32 @@ WorkerPool::WorkerPool(int threads) {
 WorkerPool::~WorkerPool() {
   std::deque<Task> dropped;
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     stopping_ = true;
     dropped.swap(tasks_);
-    changed_.SignalAll();
+    changed_.notify_all();
   }
   for (std::thread& thread : threads_) thread.join();
 }
 
 void WorkerPool::Schedule(Task task) {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   tasks_.push_back(std::move(task));
-  changed_.Signal();
+  changed_.notify_one();
 }
 
 void WorkerPool::ScheduleFirst(Task task) {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   tasks_.push_front(std::move(task));
-  changed_.Signal();
+  changed_.notify_one();
 }
 
 void WorkerPool::Loop() {
   while (true) {
     Task task;
     {
-      absl::MutexLock lock(&mutex_);
-      while (tasks_.empty() && !stopping_) changed_.Wait(&mutex_);
+      std::unique_lock lock(mutex_);
+      while (tasks_.empty() && !stopping_) changed_.wait(lock);
       if (stopping_) return;
       task = std::move(tasks_.front());
       tasks_.pop_front();

@@ -1,13 +1,14 @@
 // worker_pool.h — a few threads for work that blocks: loading models and freeing them.
 #pragma once
 
+#include <condition_variable>
 #include <deque>
+#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
-#include "absl/synchronization/mutex.h"
 
 namespace espalier::runtime {
 
@@ -26,8 +27,8 @@ class WorkerPool {
  private:
   void Loop();
 
-  absl::Mutex mutex_;
-  absl::CondVar changed_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::thread> threads_;
