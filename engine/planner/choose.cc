@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
 namespace espalier::planner {
 namespace {
@@ -35,8 +39,8 @@ int CheapestIn(const CostTable& table, size_t bucket, const std::vector<int>& op
 
 // What a set of options comes to when every bucket takes the cheapest of them.
 struct Score {
-  double log_micros = 0;      // summed over buckets: lower is faster on geometric average
-  double worst_vs_dense = 0;  // largest micros / dense micros
+  double log_micros = 0;  // summed over buckets: lower is faster on geometric average
+  double worst = 0;       // largest micros / tolerable micros
   std::vector<int> choice;
 };
 
@@ -45,25 +49,24 @@ Score ScoreOf(const CostTable& table, const std::vector<int>& options) {
   for (size_t b = 0; b < table.tokens.size(); ++b) {
     const int i = CheapestIn(table, b, options);
     const double micros = table.costs[b][i].micros;
-    const double dense = table.DenseMicros(b);
+    const double tolerable = TolerableMicros(table.DenseMicros(b));
     score.log_micros += std::log(micros);
     if (micros == kCannotRun) {
-      score.worst_vs_dense = kCannotRun;
-    } else if (dense != kCannotRun) {
-      score.worst_vs_dense = std::max(score.worst_vs_dense, micros / dense);
+      score.worst = kCannotRun;
+    } else if (tolerable != kCannotRun) {
+      score.worst = std::max(score.worst, micros / tolerable);
     }
     score.choice.push_back(i);
   }
   return score;
 }
 
-bool Runs(const Score& score) { return score.worst_vs_dense != kCannotRun; }
+bool Runs(const Score& score) { return score.worst != kCannotRun; }
 
-// Not slower than dense before faster, and faster before slower. With several dense packings each
+// Nowhere ruled out before faster, and faster before slower. With several dense packings each
 // may lose to another one somewhere; the one that loses least is then what "dense" can be.
 bool Better(const Score& a, const Score& b) {
-  const double a_excess = std::max(a.worst_vs_dense, 1.0),
-               b_excess = std::max(b.worst_vs_dense, 1.0);
+  const double a_excess = std::max(a.worst, 1.0), b_excess = std::max(b.worst, 1.0);
   if (a_excess != b_excess) return a_excess < b_excess;
   return a.log_micros < b.log_micros;
 }
@@ -106,11 +109,88 @@ std::vector<int> ChooseBalanced(const CostTable& table, const std::vector<Copy>&
   if (single.choice.empty()) return pair.choice;
   const double buckets = static_cast<double>(table.tokens.size());
   const double gain = std::exp((single.log_micros - pair.log_micros) / buckets);
-  const bool as_safe = std::max(pair.worst_vs_dense, 1.0) <= std::max(single.worst_vs_dense, 1.0);
+  const bool as_safe = std::max(pair.worst, 1.0) <= std::max(single.worst, 1.0);
   return as_safe && gain >= kSecondCopyGain ? pair.choice : single.choice;
 }
 
+// The options that read the same bytes as `option`.
+std::vector<int> CopyOf(const CostTable& table, int option) {
+  std::vector<int> options;
+  for (size_t i = 0; i < table.options.size(); ++i) {
+    if (SharesMemory(table.options[i], table.options[option])) {
+      options.push_back(static_cast<int>(i));
+    }
+  }
+  return options;
+}
+
+// The options that store no value at all.
+std::vector<int> EmptyOptions(const CostTable& table, const std::vector<int>& options) {
+  std::vector<int> empty;
+  for (int i : options) {
+    if (table.options[i].layout.stored == 0) empty.push_back(i);
+  }
+  return empty;
+}
+
+std::string MicrosText(double micros) { return absl::StrFormat("%.3g us", micros); }
+
 }  // namespace
+
+double TolerableMicros(double dense_micros) {
+  return std::max(1.05 * dense_micros, dense_micros + 1.0);
+}
+
+std::vector<CloseCall> CloseCalls(const CostTable& table) {
+  std::vector<int> all;
+  for (size_t i = 0; i < table.options.size(); ++i) all.push_back(static_cast<int>(i));
+  const std::vector<Copy> copies = GroupCopies(table, all);
+  double dense = kCannotRun;
+  for (const Copy& copy : copies) {
+    if (table.options[copy.options[0]].is_dense()) {
+      dense = std::min(dense, ScoreOf(table, copy.options).log_micros);
+    }
+  }
+  std::vector<CloseCall> calls;
+  for (const Copy& copy : copies) {
+    const Score score = ScoreOf(table, copy.options);
+    const bool close = score.worst > 1 && score.worst <= kCloseCall;
+    if (!close || table.options[copy.options[0]].is_dense() || score.log_micros >= dense) continue;
+    for (size_t b = 0; b < table.tokens.size(); ++b) {
+      const Cost& cost = table.costs[b][score.choice[b]];
+      if (cost.measured > 0 && cost.micros > TolerableMicros(table.DenseMicros(b))) {
+        calls.push_back({b, score.choice[b]});
+      }
+    }
+  }
+  return calls;
+}
+
+std::string WhyNot(const CostTable& table, WeightMemory mode, bool deterministic,
+                   const std::vector<int64_t>& batches, int chosen, int other) {
+  const std::string layout = sparse::ToString(table.options[other].layout.spec);
+  if (deterministic) return "deterministic: one batch-invariant kernel for all batches";
+  if (table.options[chosen].layout.stored == 0) return "a weight of zeros is stored as nothing";
+  if (mode == WeightMemory::kSmallest) {
+    return absl::StrCat(layout, " takes more memory; weight_memory=balanced may choose it");
+  }
+  const Score score = ScoreOf(table, CopyOf(table, other));
+  size_t worst = 0;
+  double excess = 0;
+  for (size_t b = 0; b < batches.size(); ++b) {
+    const double micros = table.costs[b][score.choice[b]].micros;
+    const double ratio = micros / TolerableMicros(table.DenseMicros(b));
+    if (ratio > excess) excess = ratio, worst = b;
+  }
+  if (excess == kCannotRun) return absl::StrCat(layout, " does not run at every batch");
+  const std::string keep = "; weight_memory=fastest keeps both";
+  if (excess > 1) {
+    return absl::StrCat(layout, " is ", MicrosText(table.costs[worst][score.choice[worst]].micros),
+                        ", dense ", MicrosText(table.DenseMicros(worst)), " at batch ",
+                        batches[worst], keep);
+  }
+  return absl::StrCat(layout, " is slower on average over the batches", keep);
+}
 
 std::vector<int> ChooseOptions(const CostTable& table, WeightMemory mode, bool deterministic,
                                size_t dense_bytes) {
@@ -121,6 +201,10 @@ std::vector<int> ChooseOptions(const CostTable& table, WeightMemory mode, bool d
     }
   }
   if (options.empty()) return {};
+  if (std::vector<int> empty = EmptyOptions(table, options); !empty.empty()) {
+    options = std::move(empty);
+    mode = WeightMemory::kSmallest;
+  }
   if (deterministic) {
     // One option is a copy of its own: no other kernel may serve some of the buckets.
     std::vector<Copy> copies;

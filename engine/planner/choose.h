@@ -2,6 +2,8 @@
 // weights, so that every rule is a unit test.
 #pragma once
 
+#include <cstdint>
+#include <string>
 #include <vector>
 
 #include "engine/planner/cost_table.h"
@@ -12,20 +14,39 @@ namespace espalier::planner {
 // Which option of the table runs in each bucket, under `mode`:
 //
 //   kFastest   the cheapest option of each bucket, however many layouts that keeps in memory.
-//   kBalanced  one layout in one packing for all buckets, in no bucket slower than dense; or two,
-//              when together they take at most `dense_bytes` and are at least kSecondCopyGain
-//              faster on (geometric) average. Dense itself always qualifies.
+//   kBalanced  one layout in one packing for all buckets, the fastest on (geometric) average of
+//              those that no bucket rules out (TolerableMicros); or two, when together they take at
+//              most `dense_bytes` and are at least kSecondCopyGain faster. Dense always qualifies.
 //   kSmallest  the layout with the fewest bytes, whatever it costs in time; among those within
 //              kSameBytes of the fewest, the fastest. This is the mode that may be slower than
 //              dense: the plan's table shows where.
 //
-// `deterministic` restricts this to a single batch-invariant option for all buckets, by predicted
-// costs: fewest bytes in kSmallest, else the fastest that is in no bucket slower than dense.
-// Empty when nothing qualifies: then no kernel runs this weight in all buckets.
+// A weight of zeros only is stored as nothing in every mode. `deterministic` restricts the choice to
+// a single batch-invariant option for all buckets, by predicted costs: fewest bytes in kSmallest,
+// else as kBalanced. Empty when nothing qualifies: then no kernel runs this weight in all buckets.
 std::vector<int> ChooseOptions(const CostTable& table, WeightMemory mode, bool deterministic,
                                size_t dense_bytes);
 
+// What a layout may cost in a bucket where dense costs `dense_micros`, without being ruled out for
+// all buckets: 5 % more, or 1 µs more. Kernels of a few µs measure that much apart from one start to
+// the next, and a request over loopback takes a hundred times as long.
+double TolerableMicros(double dense_micros);
+
+// A measured cost that decides too much to rest on one measurement: it rules out a layout that is
+// faster than dense on average, by less than kCloseCall.
+struct CloseCall {
+  size_t bucket = 0;
+  int option = 0;
+};
+std::vector<CloseCall> CloseCalls(const CostTable& table);
+
+// Why `chosen` runs in a bucket where `other` costs less, for people: "csr is 30 us, dense 10 us at
+// batch 1; weight_memory=fastest keeps both". `batches` of the buckets.
+std::string WhyNot(const CostTable& table, WeightMemory mode, bool deterministic,
+                   const std::vector<int64_t>& batches, int chosen, int other);
+
 inline constexpr double kSecondCopyGain = 1.05;
 inline constexpr double kSameBytes = 1.01;
+inline constexpr double kCloseCall = 1.25;
 
 }  // namespace espalier::planner

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/base/attributes.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "engine/planner/choose.h"
 
 namespace espalier::planner {
 namespace {
@@ -15,6 +18,8 @@ constexpr int kMaxRounds = 50;
 constexpr double kMicrosPerOption = 400;
 // Calls shorter than this are timed in groups, to make the clock's 20–50 ns disappear.
 constexpr double kSampleMicros = 20;
+
+ABSL_CONST_INIT absl::Mutex one_at_a_time(absl::kConstInit);
 
 // Smallest, largest, then the middle of the widest gap: when time runs out, what is known is
 // spread.
@@ -93,7 +98,10 @@ class BucketMeter {
         timed.fastest = std::min(timed.fastest, *micros);
       }
     }
-    for (const Timed& timed : timed_) table.costs[bucket][timed.option].measured = timed.fastest;
+    for (const Timed& timed : timed_) {
+      double& measured = table.costs[bucket][timed.option].measured;
+      measured = measured > 0 ? std::min(measured, timed.fastest) : timed.fastest;
+    }
     return absl::OkStatus();
   }
 
@@ -122,13 +130,111 @@ bool IsKnown(const CostTable& table, size_t bucket) {
                      [&](int i) { return table.costs[bucket][i].measured > 0; });
 }
 
-double PredictBucketMicros(const CostTable& table, size_t bucket) {
+double PredictMicros(const CostTable& table, size_t bucket, const std::vector<int>& options) {
   double micros = 0;
-  for (int i : WorthMeasuring(table, bucket)) {
+  for (int i : options) {
     micros += std::max((kRounds + 2) * table.costs[bucket][i].micros, kMicrosPerOption);
   }
   return micros;
 }
+
+// One layer while it is measured.
+class LayerMeter {
+ public:
+  LayerMeter(CostTable& table, const sparse::WeightStructure& structure, WeightCopies& copies,
+             const Device& device, absl::Time deadline)
+      : table_(table),
+        structure_(structure),
+        copies_(copies),
+        device_(device),
+        deadline_(deadline) {}
+
+  absl::StatusOr<Measured> Run() {
+    if (absl::Status status = AllocateValues(); !status.ok()) return status;
+    for (size_t bucket : BucketOrder(table_.tokens.size())) {
+      if (IsKnown(table_, bucket)) continue;
+      table_.Calibrate();
+      auto done = MeasureBucket(bucket, WorthMeasuring(table_, bucket));
+      if (!done.ok()) return done.status();
+      result_.buckets += *done ? 1 : 0;
+    }
+    table_.Calibrate();
+    if (result_.buckets > 0) {
+      if (absl::Status status = MeasureCloseCalls(); !status.ok()) return status;
+    }
+    return result_;
+  }
+
+ private:
+  absl::Status AllocateValues() {
+    const int64_t most = table_.tokens.back();
+    auto x = Buffer::Allocate(sizeof(float) * most * structure_.in);
+    if (!x.ok()) return x.status();
+    auto y = Buffer::Allocate(sizeof(float) * most * structure_.out);
+    if (!y.ok()) return y.status();
+    x_ = *std::move(x);
+    y_ = *std::move(y);
+    float* values = reinterpret_cast<float*>(x_.data());
+    for (int64_t i = 0; i < most * structure_.in; ++i)
+      values[i] = static_cast<float>(i % 17) / 17 - 0.5f;
+    return absl::OkStatus();
+  }
+
+  // False when that would take until after the deadline.
+  absl::StatusOr<bool> MeasureBucket(size_t bucket, const std::vector<int>& options) {
+    const absl::Duration predicted = absl::Microseconds(PredictMicros(table_, bucket, options));
+    if (absl::Now() + predicted > deadline_) return false;
+    std::vector<std::shared_ptr<const ResidentWeight>> weights;
+    for (int option : options) {
+      auto weight = copies_.For(table_.options[option]);
+      if (!weight.ok()) return weight.status();
+      table_.options[option].resident_bytes = (*weight)->bytes();
+      weights.push_back(*std::move(weight));
+    }
+    const absl::Time asked = absl::Now();
+    const absl::MutexLock alone(&one_at_a_time);
+    const absl::Duration waited = absl::Now() - asked;
+    result_.waited += waited;
+    deadline_ += waited;
+    BucketMeter meter(device_, reinterpret_cast<const float*>(x_.data()),
+                      reinterpret_cast<float*>(y_.data()));
+    for (size_t i = 0; i < options.size(); ++i) {
+      absl::Status added =
+          meter.Add(table_, structure_, options[i], table_.tokens[bucket], std::move(weights[i]));
+      if (!added.ok()) return added;
+    }
+    if (absl::Status status = meter.Run(table_, bucket); !status.ok()) return status;
+    return true;
+  }
+
+  absl::Status MeasureCloseCalls() {
+    const std::vector<CloseCall> calls = CloseCalls(table_);
+    for (size_t bucket = 0; bucket < table_.tokens.size(); ++bucket) {
+      std::vector<int> options;
+      for (const CloseCall& call : calls) {
+        if (call.bucket == bucket) options.push_back(call.option);
+      }
+      if (options.empty()) continue;
+      for (size_t i = 0; i < table_.options.size(); ++i) {
+        if (table_.options[i].is_dense() && table_.costs[bucket][i].measured > 0) {
+          options.push_back(static_cast<int>(i));
+        }
+      }
+      auto done = MeasureBucket(bucket, options);
+      if (!done.ok()) return done.status();
+    }
+    table_.Calibrate();
+    return absl::OkStatus();
+  }
+
+  CostTable& table_;
+  const sparse::WeightStructure& structure_;
+  WeightCopies& copies_;
+  const Device& device_;
+  absl::Time deadline_;
+  Buffer x_, y_;
+  Measured result_;
+};
 
 }  // namespace
 
@@ -168,39 +274,14 @@ std::vector<int> WorthMeasuring(const CostTable& table, size_t bucket) {
 absl::Duration PredictMeasuring(const CostTable& table) {
   double micros = 0;
   for (size_t b = 0; b < table.tokens.size(); ++b) {
-    if (!IsKnown(table, b)) micros += PredictBucketMicros(table, b);
+    if (!IsKnown(table, b)) micros += PredictMicros(table, b, WorthMeasuring(table, b));
   }
   return absl::Microseconds(micros);
 }
 
-absl::StatusOr<int> Measure(CostTable& table, const sparse::WeightStructure& structure,
-                            WeightCopies& copies, const Device& device, absl::Time deadline) {
-  const int64_t most = table.tokens.back();
-  auto x = Buffer::Allocate(sizeof(float) * most * structure.in);
-  if (!x.ok()) return x.status();
-  auto y = Buffer::Allocate(sizeof(float) * most * structure.out);
-  if (!y.ok()) return y.status();
-  float* values = reinterpret_cast<float*>(x->data());
-  for (int64_t i = 0; i < most * structure.in; ++i)
-    values[i] = static_cast<float>(i % 17) / 17 - 0.5f;
-  int measured = 0;
-  for (size_t bucket : BucketOrder(table.tokens.size())) {
-    if (IsKnown(table, bucket)) continue;
-    table.Calibrate();
-    if (absl::Now() + absl::Microseconds(PredictBucketMicros(table, bucket)) > deadline) continue;
-    BucketMeter meter(device, values, reinterpret_cast<float*>(y->data()));
-    for (int option : WorthMeasuring(table, bucket)) {
-      auto weight = copies.For(table.options[option]);
-      if (!weight.ok()) return weight.status();
-      table.options[option].resident_bytes = (*weight)->bytes();
-      absl::Status added = meter.Add(table, structure, option, table.tokens[bucket], *weight);
-      if (!added.ok()) return added;
-    }
-    if (absl::Status status = meter.Run(table, bucket); !status.ok()) return status;
-    ++measured;
-  }
-  table.Calibrate();
-  return measured;
+absl::StatusOr<Measured> Measure(CostTable& table, const sparse::WeightStructure& structure,
+                                 WeightCopies& copies, const Device& device, absl::Time deadline) {
+  return LayerMeter(table, structure, copies, device, deadline).Run();
 }
 
 }  // namespace espalier::planner

@@ -27,14 +27,22 @@ class WeightCopies {
   std::vector<std::pair<LayerOption, std::shared_ptr<const ResidentWeight>>> copies_;
 };
 
+struct Measured {
+  int buckets = 0;
+  absl::Duration waited;  // for other loads that were measuring
+};
+
 // Measures what `table` does not know yet, bucket after bucket (smallest, largest, then between),
 // passing over those that would end after `deadline`. Per bucket: dense, the smallest layout, and
 // what the cost model puts within kWorthMeasuring of its best. Options take turns, after a warm-up,
-// and each counts its fastest call: a neighbour on the machine can only slow calls down. Also sets
-// resident_bytes of what it packs. Returns how many buckets it measured; errors are of packing or
-// of kernels that refuse.
-absl::StatusOr<int> Measure(CostTable& table, const sparse::WeightStructure& structure,
-                            WeightCopies& copies, const Device& device, absl::Time deadline);
+// and each counts its fastest call: a neighbour on the machine can only slow calls down. Close calls
+// (choose.h) are then measured again, beside dense. Also sets resident_bytes of what it packs.
+// Errors are of packing or of kernels that refuse.
+//
+// Of all threads of the process one measures at a time, else loads would measure each other; the
+// deadline moves by the time spent waiting for that.
+absl::StatusOr<Measured> Measure(CostTable& table, const sparse::WeightStructure& structure,
+                                 WeightCopies& copies, const Device& device, absl::Time deadline);
 
 // The options that Measure times in `bucket`.
 std::vector<int> WorthMeasuring(const CostTable& table, size_t bucket);

@@ -1,7 +1,10 @@
 #include "engine/planner/model_planner.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +16,7 @@
 #include "engine/planner/measure.h"
 #include "engine/planner/plan_cache.h"
 #include "engine/sparse/structure.h"
+#include "spdlog/spdlog.h"
 
 namespace espalier::planner {
 namespace {
@@ -72,6 +76,8 @@ class ModelPlanner {
       }
       ReleaseWeight(i);
     }
+    SumBytes();
+    LogCacheTrouble();
     result_.plan.source = options_.deterministic ? "deterministic"
                           : measured_            ? "measured"
                           : from_cache_          ? "cache"
@@ -121,7 +127,9 @@ class ModelPlanner {
       layer.table = ListOptions(layer.weight->structure, std::move(tokens), device_.threads());
       if (!options_.deterministic) {
         layer.key = cache_.KeyOf(layer.weight->pattern);
-        from_cache_ = cache_.Load(layer.key, layer.table) || from_cache_;
+        auto found = cache_.Load(layer.key, layer.table);
+        if (!found.ok()) damaged_.emplace(layer.key, std::string(found.status().message()));
+        from_cache_ = (found.ok() && *found) || from_cache_;
       }
       layers_.push_back(std::move(layer));
     }
@@ -146,10 +154,32 @@ class ModelPlanner {
     auto measured = Measure(layer.table, layer.weight->structure, *layer.weight->copies, device_,
                             now + (deadline_ - now) * absl::FDivDuration(own, all));
     if (!measured.ok()) return measured.status();
-    if (*measured == 0) return absl::OkStatus();
+    deadline_ += measured->waited;
+    if (measured->buckets == 0) return absl::OkStatus();
     measured_ = true;
-    cache_.Store(layer.key, layer.table);
+    stored_.Update(cache_.Store(layer.key, layer.table));
     return absl::OkStatus();
+  }
+
+  // A line per model, however many of its layers are concerned.
+  void LogCacheTrouble() const {
+    if (!damaged_.empty()) {
+      spdlog::warn("plan cache: {}: ignoring {} of its files, {}; those layers are measured again",
+                   program_.source, damaged_.size(), damaged_.begin()->second);
+    }
+    if (!stored_.ok()) {
+      spdlog::warn("plan cache: {}: {}; the plan is not kept", program_.source,
+                   std::string(stored_.message()));
+    }
+  }
+
+  void SumBytes() {
+    ModelPlan& plan = result_.plan;
+    for (const auto& resident : result_.weights) plan.weight_bytes += resident->bytes();
+    std::set<std::string> names;  // a matrix and its transpose are two weights of one name
+    for (size_t i = 0; i < weights_.size(); ++i) {
+      if (names.insert(program_.weights[i].name).second) plan.dense_bytes += weights_[i].file_bytes;
+    }
   }
 
   // Frees what layer `index` leaves behind: copies that were not chosen, and with the weight's last
@@ -183,6 +213,7 @@ class ModelPlanner {
     }
     LayerPlan plan;
     plan.name = layer.node;
+    plan.weight = program_.weights[layer.op->weight()].name;
     plan.out = layer.op->out();
     plan.in = layer.op->in();
     plan.sparsity = weight.structure.sparsity();
@@ -208,7 +239,13 @@ class ModelPlanner {
         if (i == choice[b] || table.costs[b][i].micros == kCannotRun) continue;
         if (second < 0 || table.costs[b][i].micros < table.costs[b][second].micros) second = i;
       }
-      if (second >= 0) bucket.runner_up = Describe(table, b, second);
+      if (second >= 0) {
+        bucket.runner_up = Describe(table, b, second);
+        if (table.costs[b][second].micros < table.costs[b][choice[b]].micros) {
+          bucket.note = WhyNot(table, options_.weight_memory, options_.deterministic,
+                               result_.buckets, choice[b], second);
+        }
+      }
       plan.buckets.push_back(std::move(bucket));
     }
     for (auto& resident : used) {
@@ -229,6 +266,8 @@ class ModelPlanner {
   std::vector<LayerWork> layers_;
   absl::Time deadline_;
   bool measured_ = false, from_cache_ = false;
+  std::map<std::string, std::string> damaged_;  // cache files by key, and what is wrong with them
+  absl::Status stored_;
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "engine/sparse/structure_report.h"
 
 namespace espalier::planner {
 namespace {
@@ -12,12 +13,6 @@ namespace {
 std::string Micros(const Candidate& candidate) {
   const int decimals = candidate.micros < 10 ? 2 : candidate.micros < 100 ? 1 : 0;
   return absl::StrFormat("%.*f%s", decimals, candidate.micros, candidate.measured ? "" : "?");
-}
-
-std::string Bytes(size_t bytes) {
-  if (bytes < 10000) return absl::StrCat(bytes, " B");
-  if (bytes < 10000000) return absl::StrFormat("%.1f kB", static_cast<double>(bytes) / 1e3);
-  return absl::StrFormat("%.1f MB", static_cast<double>(bytes) / 1e6);
 }
 
 double Ratio(size_t part, size_t whole) {
@@ -54,6 +49,7 @@ std::string BucketJson(const BucketChoice& bucket) {
   if (!bucket.runner_up.variant.empty()) {
     absl::StrAppend(&json, ", \"runner_up\": ", CandidateJson(bucket.runner_up));
   }
+  if (!bucket.note.empty()) absl::StrAppend(&json, ", \"note\": ", Quoted(bucket.note));
   return json + "}";
 }
 
@@ -61,14 +57,12 @@ std::string BucketJson(const BucketChoice& bucket) {
 
 std::string ToTable(const ModelPlan& plan) {
   std::string text = absl::StrCat("plan: ", plan.source, " on ", plan.device, "\n");
-  size_t bytes = 0, dense_bytes = 0;
   bool guessed = false;
   for (const LayerPlan& layer : plan.layers) {
-    bytes += layer.weight_bytes;
-    dense_bytes += layer.dense_bytes;
     absl::StrAppendFormat(&text, "\n%s  [%d, %d]  %.1f %% zeros, %s  %s (%.1f %% of dense)\n",
                           layer.name, layer.out, layer.in, 100 * layer.sparsity, layer.structure,
-                          Bytes(layer.weight_bytes), Ratio(layer.weight_bytes, layer.dense_bytes));
+                          sparse::HumanBytes(layer.weight_bytes),
+                          Ratio(layer.weight_bytes, layer.dense_bytes));
     absl::StrAppendFormat(&text, "  %6s  %-14s  %-38s  %9s  %9s  %7s  %s\n", "batch", "layout",
                           "kernel", "us", "dense us", "gain", "runner-up");
     for (const BucketChoice& bucket : layer.buckets) {
@@ -77,16 +71,17 @@ std::string ToTable(const ModelPlan& plan) {
               ? "none"
               : absl::StrCat(sparse::ToString(bucket.runner_up.spec), " ", Micros(bucket.runner_up),
                              " us (", bucket.runner_up.variant, ")");
-      absl::StrAppendFormat(&text, "  %6d  %-14s  %-38s  %9s  %9.1f  %6.2fx  %s\n", bucket.batch,
+      absl::StrAppendFormat(&text, "  %6d  %-14s  %-38s  %9s  %9.1f  %6.2fx  %s%s\n", bucket.batch,
                             sparse::ToString(bucket.chosen.spec), bucket.chosen.variant,
                             Micros(bucket.chosen), bucket.dense_micros, bucket.speedup_over_dense(),
-                            runner_up);
+                            runner_up, bucket.note.empty() ? "" : absl::StrCat(": ", bucket.note));
       guessed = guessed || !bucket.chosen.measured ||
                 (!bucket.runner_up.variant.empty() && !bucket.runner_up.measured);
     }
   }
-  absl::StrAppendFormat(&text, "\nweights: %s, dense: %s (%.1f %%)\n", Bytes(bytes),
-                        Bytes(dense_bytes), Ratio(bytes, dense_bytes));
+  absl::StrAppendFormat(&text, "\nweights: %s, dense: %s (%.1f %%)\n",
+                        sparse::HumanBytes(plan.weight_bytes), sparse::HumanBytes(plan.dense_bytes),
+                        Ratio(plan.weight_bytes, plan.dense_bytes));
   if (guessed) absl::StrAppend(&text, "?: predicted by the cost model, not measured\n");
   return text;
 }

@@ -25,13 +25,15 @@ struct BucketChoice {
   Candidate chosen;
   Candidate runner_up;  // variant empty when there was only one
   double dense_micros = 0;
+  std::string note;  // why a runner-up that costs less was not chosen; else empty
   double speedup_over_dense() const {
     return chosen.micros > 0 ? dense_micros / chosen.micros : 1.0;
   }
 };
 
 struct LayerPlan {
-  std::string name;  // node name
+  std::string name;    // node name
+  std::string weight;  // layers that multiply by the same one share its memory
   int64_t out = 0, in = 0;
   double sparsity = 0;
   std::string structure;              // sparse::WeightStructure::found
@@ -42,6 +44,8 @@ struct LayerPlan {
 
 struct ModelPlan {
   std::vector<LayerPlan> layers;
+  // Of all layers; what several of them share counts once.
+  size_t weight_bytes = 0, dense_bytes = 0;
   std::string source;  // "measured", "cache", "cost model", "deterministic"
   std::string device;  // Device::Description()
 };

@@ -21,7 +21,6 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "engine/planner/digest.h"
-#include "spdlog/spdlog.h"
 
 namespace espalier::planner {
 namespace {
@@ -153,18 +152,14 @@ std::string PathOf(const std::string& directory, const std::string& key) {
   return absl::StrCat(directory, "/", key, ".costs");
 }
 
-// What a good file holds; a missing file is silent, and so is a bad one when it is about to be
-// replaced.
-Records ReadRecords(const std::string& directory, const std::string& key, bool replacing) {
+// What a good file holds; nothing when there is none.
+absl::StatusOr<Records> ReadRecords(const std::string& directory, const std::string& key) {
   const std::string path = PathOf(directory, key);
   auto text = ReadSmallFile(path);
-  if (absl::IsNotFound(text.status())) return {};
+  if (absl::IsNotFound(text.status())) return Records();
   auto records = text.ok() ? Parse(*text, key) : text.status();
-  if (records.ok()) return *std::move(records);
-  if (replacing) return {};
-  spdlog::warn("plan cache: ignoring {}: {}; the layer is measured again", path,
-               std::string(records.status().message()));
-  return {};
+  if (records.ok()) return records;
+  return absl::DataLossError(absl::StrCat(path, ": ", records.status().message()));
 }
 
 CostKey KeyOfCost(const LayerOption& option, int64_t tokens) {
@@ -176,28 +171,21 @@ CostKey KeyOfCost(const LayerOption& option, int64_t tokens) {
 PlanCache::PlanCache(std::string directory, const Device& device)
     : directory_(std::move(directory)),
       identity_(absl::StrCat("device ", device.Description(), "\nthreads ", device.threads(),
-                             "\nbuild ", BuildId(), "\n")) {
-  if (directory_.empty()) return;
-  std::error_code error;
-  std::filesystem::create_directories(directory_, error);
-  if (error) {
-    spdlog::warn("plan cache: cannot create {}: {}; plans are not kept", directory_,
-                 error.message());
-  }
-}
+                             "\nbuild ", BuildId(), "\n")) {}
 
 std::string PlanCache::KeyOf(const std::string& pattern_digest) const {
   return Sha256Hex(absl::StrCat(kMagic, "\npattern ", pattern_digest, "\n", identity_));
 }
 
-bool PlanCache::Load(const std::string& key, CostTable& table) const {
+absl::StatusOr<bool> PlanCache::Load(const std::string& key, CostTable& table) const {
   if (directory_.empty()) return false;
-  const Records records = ReadRecords(directory_, key, /*replacing=*/false);
+  const auto records = ReadRecords(directory_, key);
+  if (!records.ok()) return records.status();
   bool found = false;
   for (size_t b = 0; b < table.tokens.size(); ++b) {
     for (size_t i = 0; i < table.options.size(); ++i) {
-      const auto record = records.find(KeyOfCost(table.options[i], table.tokens[b]));
-      if (record == records.end() || table.costs[b][i].predicted == kCannotRun) continue;
+      const auto record = records->find(KeyOfCost(table.options[i], table.tokens[b]));
+      if (record == records->end() || table.costs[b][i].predicted == kCannotRun) continue;
       table.costs[b][i].measured = record->second.micros;
       table.options[i].resident_bytes = record->second.resident_bytes;
       found = true;
@@ -207,9 +195,16 @@ bool PlanCache::Load(const std::string& key, CostTable& table) const {
   return found;
 }
 
-void PlanCache::Store(const std::string& key, const CostTable& table) const {
-  if (directory_.empty()) return;
-  Records records = ReadRecords(directory_, key, /*replacing=*/true);
+absl::Status PlanCache::Store(const std::string& key, const CostTable& table) const {
+  if (directory_.empty()) return absl::OkStatus();
+  std::error_code error;
+  std::filesystem::create_directories(directory_, error);
+  if (error) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot create ", directory_, ": ", error.message()));
+  }
+  auto known = ReadRecords(directory_, key);
+  Records records = known.ok() ? *std::move(known) : Records();
   for (size_t b = 0; b < table.tokens.size(); ++b) {
     for (size_t i = 0; i < table.options.size(); ++i) {
       if (table.costs[b][i].measured <= 0) continue;
@@ -224,9 +219,7 @@ void PlanCache::Store(const std::string& key, const CostTable& table) const {
                           tokens, std::max(record.micros, 0.001));
   }
   absl::StrAppend(&text, "end ", Sha256Hex(text), "\n");
-  if (absl::Status status = WriteAtomically(PathOf(directory_, key), text); !status.ok()) {
-    spdlog::warn("plan cache: {}; the plan is not kept", std::string(status.message()));
-  }
+  return WriteAtomically(PathOf(directory_, key), text);
 }
 
 }  // namespace espalier::planner

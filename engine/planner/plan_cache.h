@@ -9,12 +9,14 @@
 //   end <SHA-256 of everything before this line>
 //
 // Reading trusts nothing: a file that is too large, of another version, damaged, or for another key
-// is ignored with one log line, and rebuilt. Writing is temporary file, fsync, rename; a directory
-// that cannot be written costs one log line and no more.
+// is ignored, and replaced by the next Store. Writing is temporary file, fsync, rename. Neither stops
+// a model from loading; the planner logs one line per model.
 #pragma once
 
 #include <string>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "engine/planner/cost_table.h"
 #include "engine/tensor/device.h"
 
@@ -22,18 +24,18 @@ namespace espalier::planner {
 
 class PlanCache {
  public:
-  // `directory` empty: nothing is read or written. It is created when missing.
+  // `directory` empty: nothing is read or written. It is created when there is something to store.
   PlanCache(std::string directory, const Device& device);
 
   // The name of the problem that a weight with this pattern poses on this device to this build.
   std::string KeyOf(const std::string& pattern_digest) const;
 
   // Fills measured costs and resident bytes of the table's options from the file, where there is a
-  // good one. Returns whether it found any.
-  bool Load(const std::string& key, CostTable& table) const;
+  // good one. Returns whether it found any; an error says which file is bad, and why.
+  absl::StatusOr<bool> Load(const std::string& key, CostTable& table) const;
 
   // Writes what the table has measured, and keeps what the file knows of other token counts.
-  void Store(const std::string& key, const CostTable& table) const;
+  absl::Status Store(const std::string& key, const CostTable& table) const;
 
  private:
   const std::string directory_;

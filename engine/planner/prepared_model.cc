@@ -3,6 +3,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "engine/graph/executor.h"
 #include "engine/graph/lower.h"
@@ -32,12 +33,15 @@ class Model final : public PreparedModel {
     if (!planned.ok()) return planned.status();
     plan_ = std::move(planned->plan);
     weights_ = std::move(planned->weights);
-    for (const auto& weight : weights_) weight_bytes_ += weight->bytes();
-    for (const LayerPlan& layer : plan_.layers) dense_bytes_ += layer.dense_bytes;
+    weight_bytes_ = plan_.weight_bytes;
+    dense_bytes_ = plan_.dense_bytes;
+    absl::flat_hash_set<std::string> weights;
+    for (const graph::Weight& weight : program_.weights) weights.insert(weight.name);
     for (const graph::Value& value : program_.values) {
       if (value.constant == nullptr) continue;
       weight_bytes_ += value.constant->bytes();
-      dense_bytes_ += value.constant->bytes();
+      // As dense tensors, a table that is also a layer's weight would be there once.
+      if (!weights.contains(value.name)) dense_bytes_ += value.constant->bytes();
     }
     executor_.emplace(program_, device, std::move(planned->buckets), std::move(planned->bindings));
     return absl::OkStatus();

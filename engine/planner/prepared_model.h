@@ -18,8 +18,10 @@
 
 namespace espalier::planner {
 
-// How much memory a second copy of a weight may take (design: one resident layout per layer by
-// default).
+// How many copies of a weight, in different layouts, stay in memory (the rules: choose.h).
+//   kSmallest  the one with the fewest bytes, even where dense would be faster
+//   kBalanced  one that is in no bucket slower than dense; a second only within the dense bytes
+//   kFastest   whatever is fastest in each bucket
 enum class WeightMemory { kSmallest, kBalanced, kFastest };
 
 struct PrepareOptions {
