@@ -169,7 +169,7 @@ HWY_NOINLINE void PanelKernel(const StripWeights<W>& strip, const char* ahead, i
   const F32 d;
   constexpr int kWidth = kVectors * kLanes;
   hn::Vec<F32> acc[kRows][kVectors];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) acc[r][v] = hn::Zero(d);
@@ -187,7 +187,7 @@ HWY_NOINLINE void PanelKernel(const StripWeights<W>& strip, const char* ahead, i
       hn::Vec<F32> x[kVectors];
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) x[v] = hn::Load(d, from + c * kWidth + v * kLanes);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
       for (int r = 0; r < kRows; r += 4) {
         hn::Vec<F32> spread[4];
         SpreadWeights(w + r, spread);
@@ -202,7 +202,7 @@ HWY_NOINLINE void PanelKernel(const StripWeights<W>& strip, const char* ahead, i
     }
     values += strip.block_cols * strip.packed_rows;
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
     const auto b = hn::Set(d, bias[r]);
 #pragma GCC unroll 2
@@ -215,16 +215,21 @@ HWY_NOINLINE void PanelKernel(const StripWeights<W>& strip, const char* ahead, i
 template <int kVectors, typename W>
 HWY_INLINE void PanelOfStrip(StripWeights<W> strip, int64_t rows, const float* panel,
                              const float* bias, float* tile) {
-  const int64_t passes = (rows + kPanelRows - 1) / kPanelRows;
+  // With one vector of tokens twice the rows: else every accumulator waits for itself.
+  constexpr int kMost = kVectors == 1 ? 2 * kPanelRows : kPanelRows;
   const int64_t block_bytes = strip.block_cols * strip.packed_rows * sizeof(W);
-  const int64_t ahead_bytes = block_bytes / passes;
+  const int64_t ahead_bytes = block_bytes / ((rows + kMost - 1) / kMost);
   const char* ahead = reinterpret_cast<const char*>(strip.values) + strip.blocks * block_bytes;
   while (rows > 0) {
-    const int64_t step = rows > 4 ? kPanelRows : 4;
-    if (step == 4) {
-      PanelKernel<4, kVectors>(strip, ahead, ahead_bytes, panel, bias, tile);
+    int64_t step = kMost;
+    if (rows > kMost / 2) {
+      PanelKernel<kMost, kVectors>(strip, ahead, ahead_bytes, panel, bias, tile);
+    } else if (rows > 4) {
+      step = std::max(kMost / 2, 4);
+      PanelKernel<std::max(kMost / 2, 4), kVectors>(strip, ahead, ahead_bytes, panel, bias, tile);
     } else {
-      PanelKernel<kPanelRows, kVectors>(strip, ahead, ahead_bytes, panel, bias, tile);
+      step = 4;
+      PanelKernel<4, kVectors>(strip, ahead, ahead_bytes, panel, bias, tile);
     }
     ahead += ahead_bytes * strip.blocks;
     strip.values += step;
