@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
 
-#include "absl/base/attributes.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "engine/planner/choose.h"
 
@@ -19,7 +18,7 @@ constexpr double kMicrosPerOption = 400;
 // Calls shorter than this are timed in groups, to make the clock's 20–50 ns disappear.
 constexpr double kSampleMicros = 20;
 
-ABSL_CONST_INIT absl::Mutex one_at_a_time(absl::kConstInit);
+std::mutex one_at_a_time;
 
 // Smallest, largest, then the middle of the widest gap: when time runs out, what is known is
 // spread.
@@ -192,7 +191,7 @@ class LayerMeter {
       weights.push_back(*std::move(weight));
     }
     const absl::Time asked = absl::Now();
-    const absl::MutexLock alone(&one_at_a_time);
+    const std::lock_guard alone(one_at_a_time);
     const absl::Duration waited = absl::Now() - asked;
     result_.waited += waited;
     deadline_ += waited;

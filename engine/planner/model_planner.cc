@@ -164,8 +164,10 @@ class ModelPlanner {
   // A line per model, however many of its layers are concerned.
   void LogCacheTrouble() const {
     if (!damaged_.empty()) {
-      spdlog::warn("plan cache: {}: ignoring {} of its files, {}; those layers are measured again",
-                   program_.source, damaged_.size(), damaged_.begin()->second);
+      spdlog::warn(
+          "plan cache: {}: ignoring {} damaged or outdated files, as {}; those layers are measured "
+          "again",
+          program_.source, damaged_.size(), damaged_.begin()->second);
     }
     if (!stored_.ok()) {
       spdlog::warn("plan cache: {}: {}; the plan is not kept", program_.source,

@@ -20,7 +20,8 @@ namespace espalier::planner {
 
 // How many copies of a weight, in different layouts, stay in memory (the rules: choose.h).
 //   kSmallest  the one with the fewest bytes, even where dense would be faster
-//   kBalanced  one that is in no bucket slower than dense; a second only within the dense bytes
+//   kBalanced  one that is in no bucket noticeably slower than dense; a second only within the
+//              dense bytes
 //   kFastest   whatever is fastest in each bucket
 enum class WeightMemory { kSmallest, kBalanced, kFastest };
 
@@ -33,11 +34,11 @@ struct PrepareOptions {
   // whatever the batch.
   bool deterministic = false;
   bool flush_subnormals = false;
-  // Directory for plan caches; empty: measure every time. A bad or newer cache file is ignored with
-  // one log line.
+  // Directory for plan caches; empty: measure every time. Bad and newer cache files are ignored
+  // with one log line per model.
   std::string plan_cache_dir;
-  // Total time for measuring candidates at load; what is left unmeasured is decided by the cost
-  // model.
+  // Total time for measuring candidates at load, without the time spent waiting while other loads
+  // measure; what is left unmeasured is decided by the cost model.
   int64_t measure_budget_millis = 3000;
 };
 

@@ -20,6 +20,7 @@ CostTable FakeTable(const std::vector<FakeOption>& options) {
     LayerOption option;
     option.layout.spec.layout = fake.variant->layout;
     option.layout.bytes = fake.bytes;
+    option.layout.stored = static_cast<int64_t>(fake.bytes / sizeof(float));
     option.variant = fake.variant;
     option.resident_bytes = fake.bytes;
     table.options.push_back(option);

@@ -49,6 +49,7 @@ class PlanCacheTest : public ::testing::Test {
     directory_ = std::string(mkdtemp(pattern.data())) + "/plans";
     key_ = Cache().KeyOf("pattern");
     path_ = directory_ + "/" + key_ + ".costs";
+    std::filesystem::create_directory(directory_);
   }
   ~PlanCacheTest() override {
     std::filesystem::remove_all(std::filesystem::path(directory_).parent_path());
@@ -57,7 +58,7 @@ class PlanCacheTest : public ::testing::Test {
   PlanCache Cache() const { return PlanCache(directory_, *device_); }
   bool Loads() const {
     CostTable table = Unmeasured();
-    return Cache().Load(key_, table);
+    return Cache().Load(key_, table).value_or(false);
   }
 
   std::unique_ptr<Device> device_;
@@ -65,9 +66,9 @@ class PlanCacheTest : public ::testing::Test {
 };
 
 TEST_F(PlanCacheTest, WhatIsStoredIsLoaded) {
-  Cache().Store(key_, Measured());
+  ASSERT_TRUE(Cache().Store(key_, Measured()).ok());
   CostTable table = Unmeasured();
-  ASSERT_TRUE(Cache().Load(key_, table));
+  ASSERT_TRUE(Cache().Load(key_, table).value_or(false));
   EXPECT_EQ(table.costs[1][1].measured, 2.25);
   EXPECT_EQ(table.costs[1][1].micros, 2.25);
   EXPECT_EQ(table.costs[0][0].measured, 10);
@@ -76,19 +77,19 @@ TEST_F(PlanCacheTest, WhatIsStoredIsLoaded) {
 
 TEST_F(PlanCacheTest, NothingIsFoundWhereNothingWasStored) {
   EXPECT_FALSE(Loads());
-  Cache().Store(Cache().KeyOf("another pattern"), Measured());
+  ASSERT_TRUE(Cache().Store(Cache().KeyOf("another pattern"), Measured()).ok());
   EXPECT_FALSE(Loads());
 }
 
 TEST_F(PlanCacheTest, OtherTokenCountsAreKeptWhenStoringAgain) {
   CostTable other = Measured();
   other.tokens = {3, 5};
-  Cache().Store(key_, other);
-  Cache().Store(key_, Measured());
+  ASSERT_TRUE(Cache().Store(key_, other).ok());
+  ASSERT_TRUE(Cache().Store(key_, Measured()).ok());
   EXPECT_TRUE(Loads());
   CostTable table = Unmeasured();
   table.tokens = {3, 5};
-  ASSERT_TRUE(Cache().Load(key_, table));
+  ASSERT_TRUE(Cache().Load(key_, table).value_or(false));
   EXPECT_EQ(table.costs[1][0].measured, 20);
 }
 
@@ -100,7 +101,7 @@ TEST_F(PlanCacheTest, TheKeyNamesPatternDeviceAndBuild) {
 }
 
 TEST_F(PlanCacheTest, EveryTruncationIsIgnored) {
-  Cache().Store(key_, Measured());
+  ASSERT_TRUE(Cache().Store(key_, Measured()).ok());
   const std::string text = ReadFile(path_);
   ASSERT_GT(text.size(), 100u);
   for (size_t size = 0; size < text.size(); ++size) {
@@ -110,7 +111,7 @@ TEST_F(PlanCacheTest, EveryTruncationIsIgnored) {
 }
 
 TEST_F(PlanCacheTest, EveryFlippedByteIsIgnored) {
-  Cache().Store(key_, Measured());
+  ASSERT_TRUE(Cache().Store(key_, Measured()).ok());
   const std::string text = ReadFile(path_);
   for (size_t i = 0; i < text.size(); ++i) {
     std::string damaged = text;
@@ -121,19 +122,19 @@ TEST_F(PlanCacheTest, EveryFlippedByteIsIgnored) {
 }
 
 TEST_F(PlanCacheTest, ANewerFormatIsIgnoredAndReplaced) {
-  Cache().Store(key_, Measured());
+  ASSERT_TRUE(Cache().Store(key_, Measured()).ok());
   std::string body = ReadFile(path_);
   body = body.substr(0, body.rfind("end "));
   body.replace(body.find(" 1\n"), 3, " 2\n");
   WriteFile(path_, body + "end " + Sha256Hex(body) + "\n");
   EXPECT_FALSE(Loads());
-  Cache().Store(key_, Measured());
+  ASSERT_TRUE(Cache().Store(key_, Measured()).ok());
   EXPECT_TRUE(Loads());
 }
 
 TEST_F(PlanCacheTest, AnotherLayersFileUnderThisNameIsIgnored) {
   const std::string other = Cache().KeyOf("other");
-  Cache().Store(other, Measured());
+  ASSERT_TRUE(Cache().Store(other, Measured()).ok());
   std::filesystem::rename(directory_ + "/" + other + ".costs", path_);
   EXPECT_FALSE(Loads());
 }
@@ -168,16 +169,34 @@ TEST_F(PlanCacheTest, APipeUnderTheNameDoesNotBlock) {
   EXPECT_FALSE(Loads());
 }
 
-TEST_F(PlanCacheTest, ADirectoryThatCannotBeWrittenCostsOnlyALogLine) {
-  const PlanCache cache("/proc/nowhere/plans", *device_);
-  cache.Store(key_, Measured());
+TEST_F(PlanCacheTest, AFileThatIsIgnoredIsNamedWithTheReason) {
+  ASSERT_TRUE(Cache().Store(key_, Measured()).ok());
+  WriteFile(path_, "garbage");
   CostTable table = Unmeasured();
-  EXPECT_FALSE(cache.Load(key_, table));
+  const absl::Status status = Cache().Load(key_, table).status();
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::AllOf(::testing::HasSubstr(path_),
+                               ::testing::HasSubstr("not a file of layer costs")));
+}
+
+TEST_F(PlanCacheTest, ADirectoryThatCannotBeWrittenIsAnErrorThatNamesIt) {
+  const PlanCache cache("/proc/nowhere/plans", *device_);
+  EXPECT_THAT(std::string(cache.Store(key_, Measured()).message()),
+              ::testing::HasSubstr("cannot create /proc/nowhere/plans"));
+  CostTable table = Unmeasured();
+  EXPECT_FALSE(cache.Load(key_, table).value_or(true));
+}
+
+TEST_F(PlanCacheTest, TheDirectoryIsMadeWhenThereIsSomethingToStore) {
+  std::filesystem::remove(directory_);
+  EXPECT_FALSE(Loads());
+  ASSERT_TRUE(Cache().Store(key_, Measured()).ok());
+  EXPECT_TRUE(Loads());
 }
 
 TEST_F(PlanCacheTest, NoTemporaryFilesStayBehind) {
-  Cache().Store(key_, Measured());
-  Cache().Store(key_, Measured());
+  ASSERT_TRUE(Cache().Store(key_, Measured()).ok());
+  ASSERT_TRUE(Cache().Store(key_, Measured()).ok());
   int files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(directory_))
     files += entry.is_regular_file();

@@ -26,19 +26,22 @@ ModelPlan Example() {
   const Candidate sparse = {
       {sparse::Layout::kDiagonal, 16, 16}, "diagonal_kernel", 2.5, true, 160563};
   const Candidate dense = {{}, "dense_kernel", 25, true, 1605632};
-  layer.buckets.push_back({1, 1, sparse, dense, 25});
-  layer.buckets.push_back({8, 8, dense, {}, 25});
+  layer.buckets.push_back({1, 1, sparse, dense, 25, ""});
+  layer.buckets.push_back({8, 8, dense, {}, 25, ""});
   plan.layers.push_back(layer);
+  plan.weight_bytes = 160563;
+  plan.dense_bytes = 1605632;
   return plan;
 }
 
 TEST(PlanTest, TheTableSaysWhatWasChosenAndWhatItBought) {
   const std::string table = ToTable(Example());
-  EXPECT_THAT(table,
-              HasSubstr("fc1  [512, 784]  90.0 % zeros, diagonal(16)  160.6 kB (10.0 % of dense)"));
+  EXPECT_THAT(
+      table, HasSubstr("fc1  [512, 784]  90.0 % zeros, diagonal(16)  156.8 KiB (10.0 % of dense)"));
   EXPECT_THAT(table, HasSubstr("diagonal_kernel"));
   EXPECT_THAT(table, HasSubstr("10.00x  dense 25.0 us (dense_kernel)"));
   EXPECT_THAT(table, HasSubstr("none"));
+  EXPECT_THAT(table, HasSubstr("weights: 156.8 KiB, dense: 1.5 MiB (10.0 %)"));
   EXPECT_THAT(table, Not(HasSubstr("?")));
 }
 
@@ -47,6 +50,14 @@ TEST(PlanTest, TheTableMarksWhatWasNotMeasured) {
   plan.layers[0].buckets[0].chosen.measured = false;
   EXPECT_THAT(ToTable(plan), HasSubstr("2.50?"));
   EXPECT_THAT(ToTable(plan), HasSubstr("predicted by the cost model"));
+}
+
+TEST(PlanTest, TableAndJsonSayWhyAFasterRunnerUpWasNotChosen) {
+  ModelPlan plan = Example();
+  plan.layers[0].buckets[0].note = "csr does not run at every batch";
+  EXPECT_THAT(ToTable(plan), HasSubstr("(dense_kernel): csr does not run at every batch\n"));
+  EXPECT_THAT(ToJson(plan), HasSubstr("\"note\": \"csr does not run at every batch\""));
+  EXPECT_THAT(ToJson(Example()), Not(HasSubstr("note")));
 }
 
 TEST(PlanTest, TheJsonParsesAndCarriesEveryNumber) {
