@@ -21,6 +21,11 @@
 
 namespace espalier::graph {
 
+// The way out for a model whose nodes mix the items of a batch. Setting max_batch_size to 0 alone
+// is none: a first dimension without a number is always served as the batch.
+inline constexpr absl::string_view kRunAsItIs =
+    "export the model with a fixed first dimension and set max_batch_size to 0, to run it as it is";
+
 // What a name stands for: a constant, or a runtime value seen with a shape (several names may see
 // one value).
 struct Operand {

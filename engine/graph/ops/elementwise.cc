@@ -35,7 +35,7 @@ absl::StatusOr<Shape> BroadcastShape(const Lowering& lowering, const Operand& a,
       return lowering.Unimplemented(
           absl::StrCat("broadcasting ", ToString(a.shape), " with ", ToString(b.shape),
                        " moves the batch dimension of '", operand->name, "': reshape it to ", rank,
-                       " dimensions first, or set max_batch_size to 0"));
+                       " dimensions first, or ", kRunAsItIs));
     }
     for (int i = 0; i < operand->rank(); ++i) {
       const int64_t dim = operand->shape[i];
@@ -44,10 +44,10 @@ absl::StatusOr<Shape> BroadcastShape(const Lowering& lowering, const Operand& a,
       if (target == 1) {
         target = dim;
       } else if (dim == kBatch || target == kBatch) {
-        return lowering.Unimplemented(absl::StrCat(
-            "a constant with ", std::max(dim, target),
-            " rows along the batch dimension mixes the items of a batch (", ToString(a.shape),
-            " and ", ToString(b.shape), "): set max_batch_size to 0 to run the model as it is"));
+        return lowering.Unimplemented(
+            absl::StrCat("a constant with ", std::max(dim, target),
+                         " rows along the batch dimension mixes the items of a batch (",
+                         ToString(a.shape), " and ", ToString(b.shape), "): ", kRunAsItIs));
       } else {
         return lowering.Invalid(absl::StrCat("shapes ", ToString(a.shape), " and ",
                                              ToString(b.shape), " do not broadcast"));

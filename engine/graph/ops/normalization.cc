@@ -57,10 +57,8 @@ int64_t Product(const Shape& shape, int64_t begin, int64_t end) {
 // Softmax over axes [first, last] of x, which are neighbours.
 absl::Status EmitSoftmax(Lowering& lowering, const Operand& x, int64_t first, int64_t last) {
   if (lowering.batched() && first == 0) {
-    return lowering.Unimplemented(
-        absl::StrCat("softmax along axis 0 of ", ToString(x.shape),
-                     " mixes the items of a "
-                     "batch: set max_batch_size to 0 to run the model as it is"));
+    return lowering.Unimplemented(absl::StrCat("softmax along axis 0 of ", ToString(x.shape),
+                                               " mixes the items of a batch: ", kRunAsItIs));
   }
   const int64_t n = Product(x.shape, first, last + 1);
   if (n == 0)
@@ -157,8 +155,7 @@ absl::Status LowerLayerNormalization(Lowering& lowering) {
   if (lowering.batched() && *axis == 0) {
     return lowering.Unimplemented(
         absl::StrCat("normalising ", ToString((*x)->shape),
-                     " from axis 0 mixes the items of "
-                     "a batch: set max_batch_size to 0 to run the model as it is"));
+                     " from axis 0 mixes the items of a batch: ", kRunAsItIs));
   }
   const Shape normalised((*x)->shape.begin() + *axis, (*x)->shape.end());
   const int64_t n = Product((*x)->shape, *axis, (*x)->rank());

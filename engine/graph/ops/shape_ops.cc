@@ -23,8 +23,8 @@ absl::Status MixesItems(const Lowering& lowering, const Operand& x,
   return lowering.Unimplemented(
       absl::StrCat("reshaping ", ToString(x.shape), " to ", ToString(target),
                    " mixes the items of a batch: start the shape with 0 or "
-                   "-1 and keep the elements of an item together, or set max_batch_size to 0 to "
-                   "run the model as it is"));
+                   "-1 and keep the elements of an item together, or ",
+                   kRunAsItIs));
 }
 
 // ONNX Reshape: 0 copies the dimension of x (unless allowzero), one -1 is inferred.
@@ -122,10 +122,11 @@ absl::Status LowerFlatten(Lowering& lowering) {
   }
   if (lowering.batched()) {
     if (axis == 0 || shape[0] != 1) {
-      return lowering.Unimplemented(
-          absl::StrCat("flattening ", ToString((*x)->shape), " at axis ", axis,
-                       " mixes the "
-                       "items of a batch: flatten at axis 1, or set max_batch_size to 0"));
+      return lowering.Unimplemented(absl::StrCat("flattening ", ToString((*x)->shape), " at axis ",
+                                                 axis,
+                                                 " mixes the "
+                                                 "items of a batch: flatten at axis 1, or ",
+                                                 kRunAsItIs));
     }
     shape[0] = kBatch;
   }

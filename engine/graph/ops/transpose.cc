@@ -42,10 +42,9 @@ bool KeepsOrder(const Shape& shape, const std::vector<int64_t>& perm) {
 absl::StatusOr<Operand> EmitTranspose(Lowering& lowering, const Operand& x,
                                       const std::vector<int64_t>& perm) {
   if (lowering.batched() && (perm.empty() || perm[0] != 0)) {
-    return lowering.Unimplemented(
-        absl::StrCat("transposing ", ToString(x.shape),
-                     " moves the batch dimension: keep axis 0 first, or set "
-                     "max_batch_size to 0 to run the model as it is"));
+    return lowering.Unimplemented(absl::StrCat("transposing ", ToString(x.shape),
+                                               " moves the batch dimension: keep axis 0 first, or ",
+                                               kRunAsItIs));
   }
   if (x.rank() > kernels::kMaxTransposeRank) {
     return lowering.Unimplemented(

@@ -1,6 +1,9 @@
 // What lowering refuses, and how it says so; constant folding; fusion.
 #include <cmath>
+#include <functional>
 
+#include "engine/formats/model_config.h"
+#include "engine/graph/lowering.h"
 #include "engine/graph/ops/elementwise.h"
 #include "engine/graph/ops/linear.h"
 #include "gmock/gmock.h"
@@ -168,6 +171,50 @@ TEST(LoweringTest, TheBatchDimensionAndMaxBatchSizeMustAgree) {
   ExpectRefused(OneNode("Relu", {kBatch, kBatch}), 4, absl::StatusCode::kUnimplemented,
                 "dimension 1");
   ExpectRefused(OneNode("Relu", {kBatch, 0}), 4, absl::StatusCode::kUnimplemented, "dimension 1");
+}
+
+TEST(LoweringTest, WhatMixesTheItemsOfABatchRunsWhenTheAdviceIsFollowed) {
+  const auto with_constant = [](formats::ModelGraph graph, const Shape& shape) {
+    graph.initializers.emplace("c", Random(shape));
+    return graph;
+  };
+  const auto reshape = [](const Shape& x) {
+    formats::ModelGraph graph = OneNode("Reshape", x, {"x", "shape"});
+    graph.initializers.emplace("shape", MakeTensor(DType::kInt64, {2}, {2, -1}));
+    return graph;
+  };
+  const std::function<formats::ModelGraph(int64_t)> builds[] = {
+      [&](int64_t first) {
+        return with_constant(OneNode("Add", {first, 3}, {"x", "c"}), {4, 3});
+      },
+      [&](int64_t first) {
+        return with_constant(OneNode("Add", {first, 3}, {"x", "c"}), {2, 4, 3});
+      },
+      [](int64_t first) {
+        return OneNode("Transpose", {first, 3});
+      },
+      [](int64_t first) {
+        return OneNode("Softmax", {first, 3}, {"x"}, {{"axis", int64_t{0}}});
+      },
+      [](int64_t first) {
+        return OneNode("Flatten", {first, 3}, {"x"}, {{"axis", int64_t{0}}});
+      },
+      [&](int64_t first) {
+        return reshape({first, 3});
+      },
+      [&](int64_t first) {
+        return with_constant(
+            OneNode("LayerNormalization", {first, 3}, {"x", "c"}, {{"axis", int64_t{0}}}), {4, 3});
+      }};
+  for (const auto& build : builds) {
+    ExpectRefused(build(kBatch), 4, absl::StatusCode::kUnimplemented,
+                  std::string(graph::kRunAsItIs));
+    // As a server completes the configuration of such a model, with nothing or 0 in it.
+    const auto config = formats::CompleteModelConfig({}, "m", build(4));
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config->max_batch_size(), 0);
+    ExpectMatchesReference([&] { return build(4); }, config->max_batch_size());
+  }
 }
 
 TEST(LoweringTest, HugeShapesAreRefusedBeforeMemoryIsReserved) {
