@@ -78,6 +78,10 @@ BAD_CONFIGS = {
         'parameters { key: "weight_memory" value { string_value: "tiny" } }',
         "smallest, balanced, fastest",
     ),
+    "precision_that_is_not_there": (
+        'parameters { key: "precision" value { string_value: "bf16" } }',
+        "precision 'bf16' is not available on the CPU: expected fp32 (or leave it out)",
+    ),
     "huge": ("#" + "x" * (2 << 20), "config.pbtxt"),
 }
 
@@ -129,6 +133,7 @@ def test_a_bad_config_is_refused_with_a_reason(index, name):
     _, models = index
     assert models[f"config_{name}"].state == "UNAVAILABLE"
     assert BAD_CONFIGS[name][1] in models[f"config_{name}"].reason
+    assert f"config_{name}/config.pbtxt" in models[f"config_{name}"].reason
 
 
 def test_the_spoiled_models_come_from_a_good_one(repository):

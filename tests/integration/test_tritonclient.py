@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 
+import harness
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
@@ -139,11 +140,17 @@ def test_statistics_of_all_models(client):
     assert NAME in names and len(names) >= 5
 
 
-def test_a_request_compressed_by_the_client_is_read(client, digits):
+def test_a_request_compressed_by_the_client_is_read_where_that_is_allowed(client, digits):
     plain = client.infer(NAME, digit_input(digits.images[:8])).as_numpy("logits")
-    for algorithm in ("gzip", "deflate"):
-        packed = client.infer(NAME, digit_input(digits.images[:8]), compression_algorithm=algorithm)
-        np.testing.assert_allclose(packed.as_numpy("logits"), plain, rtol=1e-5)
+    with harness.Espalierd(harness.MODELS, "--accept_compressed") as trusting:
+        with triton.InferenceServerClient(trusting.url) as packing:
+            for algorithm in ("gzip", "deflate"):
+                packed = packing.infer(
+                    NAME, digit_input(digits.images[:8]), compression_algorithm=algorithm
+                )
+                np.testing.assert_allclose(packed.as_numpy("logits"), plain, rtol=1e-5)
+    with pytest.raises(InferenceServerException, match="gzip"):
+        client.infer(NAME, digit_input(digits.images[:8]), compression_algorithm="gzip")
 
 
 def test_an_error_reaches_the_exception(client, digits):
