@@ -80,11 +80,7 @@ void InferCall::Begin() {
   version = model;
   id_ = std::move(request.id);
   timeout_micros = request.timeout_micros;
-  if (!request.refused_parameter.empty()) {
-    status = InvalidArgumentError(
-        StrCat("parameter '", runtime::Printable(request.refused_parameter),
-               "' is reserved: the prefix 'triton_' is not for parameters of clients"));
-  }
+  if (!request.parameter_error.empty()) status = InvalidArgumentError(request.parameter_error);
   if (status.ok()) status = TakeInputs(request, model->name());
   if (status.ok()) status = TakeOutputs(request);
   if (!status.ok()) return model->Refuse(this, std::move(status));

@@ -20,7 +20,7 @@ enum RequestField {
 enum InputField { kInputName = 1, kDatatype = 2, kShape = 3, kInputParameters = 4, kContents = 5 };
 enum OutputField { kOutputName = 1, kOutputParameters = 2 };
 enum MapField { kKey = 1, kValue = 2 };
-enum ParameterField { kInt64Param = 2, kUint64Param = 5 };
+enum ParameterField { kBoolParam = 1, kInt64Param = 2, kStringParam = 3, kUint64Param = 5 };
 
 bool Is(const WireTag& tag, uint32_t field, WireType type) {
   return tag.field == field && tag.type == type;
@@ -56,6 +56,7 @@ std::string ReadUtf8(WireReader& reader) {
 
 struct Parameter {
   std::string key;
+  uint32_t kind = 0;   // field of the oneof that is set; 0: none
   int64_t number = 0;  // of an int64_param or uint64_param
 };
 
@@ -63,6 +64,7 @@ void ReadParameterValue(WireReader& reader, Parameter& parameter) {
   const size_t outer = reader.Enter();
   WireTag tag;
   while (reader.ReadTag(&tag)) {
+    if (tag.field <= kUint64Param) parameter.kind = tag.field;
     if (Is(tag, kInt64Param, WireType::kVarint) || Is(tag, kUint64Param, WireType::kVarint)) {
       parameter.number = static_cast<int64_t>(reader.ReadVarint());
     } else {
@@ -89,13 +91,41 @@ Parameter ReadParameter(WireReader& reader) {
   return parameter;
 }
 
+const char* KindName(uint32_t kind) {
+  constexpr const char* kNames[] = {"nothing",      "bool_param",   "int64_param",
+                                    "string_param", "double_param", "uint64_param"};
+  return kNames[kind];
+}
+
+// What is wrong with a parameter of the request that means something; empty: nothing.
+std::string CheckParameter(const Parameter& parameter) {
+  const std::string& key = parameter.key;
+  const bool is_count =
+      parameter.kind == kUint64Param || (parameter.kind == kInt64Param && parameter.number >= 0);
+  const char* expected = nullptr;
+  if ((key == "timeout" || key == "priority") && !(is_count && parameter.number >= 0)) {
+    expected = "int64_param or uint64_param of at least 0";
+  } else if (key == "sequence_id" && !is_count && parameter.kind != kStringParam) {
+    expected = "int64_param or uint64_param of at least 0, or string_param";
+  } else if ((key == "sequence_start" || key == "sequence_end") && parameter.kind != kBoolParam) {
+    expected = "bool_param";
+  } else if (absl::StartsWith(key, "triton_") && key != "triton_enable_empty_final_response") {
+    return absl::StrCat("parameter '", runtime::Printable(key),
+                        "' is reserved: the prefix 'triton_' is not for parameters of clients");
+  }
+  if (expected == nullptr) return "";
+  const bool has_number = parameter.kind == kInt64Param || parameter.kind == kUint64Param;
+  return absl::StrCat("parameter '", key, "': expected ", expected, ", got ",
+                      KindName(parameter.kind),
+                      has_number ? absl::StrCat(" ", parameter.number) : "");
+}
+
 void ReadRequestParameter(WireReader& reader, DecodedRequest& request) {
-  Parameter parameter = ReadParameter(reader);
-  if (parameter.key == "timeout") {
+  const Parameter parameter = ReadParameter(reader);
+  if (std::string error = CheckParameter(parameter); !error.empty()) {
+    request.parameter_error = std::move(error);
+  } else if (parameter.key == "timeout") {
     request.timeout_micros = parameter.number;
-  } else if (absl::StartsWith(parameter.key, "triton_") &&
-             parameter.key != "triton_enable_empty_final_response") {
-    request.refused_parameter = std::move(parameter.key);
   }
 }
 

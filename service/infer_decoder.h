@@ -38,9 +38,8 @@ struct DecodedRequest {
   std::string model_name;
   std::string model_version;
   std::string id;
-  int64_t timeout_micros = 0;  // parameter "timeout"; 0: none
-  std::string
-      refused_parameter;  // a reserved "triton_…" parameter without meaning here; empty: none
+  int64_t timeout_micros = 0;   // parameter "timeout"; 0: none
+  std::string parameter_error;  // of a parameter that means something; empty: all are fine
   std::vector<DecodedInput> inputs;
   std::vector<DecodedOutput> outputs;
   std::vector<runtime::ByteSlices> raw_inputs;

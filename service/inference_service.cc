@@ -1,6 +1,7 @@
 #include "service/inference_service.h"
 
 #include "absl/strings/str_cat.h"
+#include "grpcpp/generic/async_generic_service.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "service/infer_call.h"
 #include "service/model_messages.h"
@@ -27,16 +28,28 @@ class RefusedStream final : public grpc::ServerBidiReactor<inference::ModelInfer
   void OnDone() override { delete this; }
 };
 
-using Base = inference::GRPCInferenceService::WithRawCallbackMethod_ModelInfer<
-    inference::GRPCInferenceService::CallbackService>;
+// All unary methods are taken as raw messages: a message that cannot be parsed would otherwise be
+// answered by gRPC itself, with a code that means something else and without a text.
+using grpc::ByteBuffer;
+using Methods = inference::GRPCInferenceService;
+using Stream = Methods::WithCallbackMethod_ModelStreamInfer<Methods::Service>;
+template <typename Base>
+using RawInfer = Methods::WithRawCallbackMethod_ModelInfer<Base>;
+#define ESPALIER_RAW(name) Methods::WithRawCallbackMethod_##name <
+#define ESPALIER_CLOSE(name) >
+using Base = ESPALIER_OFFERED_RPCS(ESPALIER_RAW)
+    ESPALIER_REFUSED_RPCS(ESPALIER_RAW) RawInfer<Stream> ESPALIER_REFUSED_RPCS(ESPALIER_CLOSE)
+        ESPALIER_OFFERED_RPCS(ESPALIER_CLOSE);
+#undef ESPALIER_RAW
+#undef ESPALIER_CLOSE
 
 class InferenceService final : public Base {
  public:
   explicit InferenceService(ServiceState& state) : state_(state) {}
 
   using Base::ModelInfer;  // the parsed form, which is never called
-  ServerUnaryReactor* ModelInfer(CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                 grpc::ByteBuffer* response) override {
+  ServerUnaryReactor* ModelInfer(CallbackServerContext* context, const ByteBuffer* request,
+                                 ByteBuffer* response) override {
     auto* call = new InferCall(state_, *context, *request, *response);
     call->Begin();
     return call;
@@ -44,109 +57,147 @@ class InferenceService final : public Base {
 
   grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>*
   ModelStreamInfer(CallbackServerContext* context) override {
-    return new RefusedStream(RpcScope(state_.telemetry, *context, Rpc::kModelStreamInfer)
-                                 .End(NotOffered(Rpc::kModelStreamInfer)));
+    RpcScope scope(state_.telemetry, *context, Rpc::kModelStreamInfer);
+    return new RefusedStream(scope.End(NotOffered(Rpc::kModelStreamInfer)));
   }
 
-  ServerUnaryReactor* ServerLive(CallbackServerContext* context,
-                                 const inference::ServerLiveRequest*,
-                                 inference::ServerLiveResponse* response) override {
-    RpcScope scope(state_.telemetry, *context, Rpc::kServerLive);
-    response->set_live(true);
-    return scope.Finish(absl::OkStatus());
+#define ESPALIER_SERVE(name)                                                                  \
+  using Base::name;                                                                           \
+  ServerUnaryReactor* name(CallbackServerContext* context, const ByteBuffer* request,         \
+                           ByteBuffer* response) override {                                   \
+    return Serve<inference::name##Request, inference::name##Response>(Rpc::k##name, *context, \
+                                                                      *request, response);    \
   }
-
-  ServerUnaryReactor* ServerReady(CallbackServerContext* context,
-                                  const inference::ServerReadyRequest*,
-                                  inference::ServerReadyResponse* response) override {
-    RpcScope scope(state_.telemetry, *context, Rpc::kServerReady);
-    response->set_ready(state_.ready());
-    return scope.Finish(absl::OkStatus());
-  }
-
-  // OK with false also for models that do not exist: clients raise on any error.
-  ServerUnaryReactor* ModelReady(CallbackServerContext* context,
-                                 const inference::ModelReadyRequest* request,
-                                 inference::ModelReadyResponse* response) override {
-    RpcScope scope(state_.telemetry, *context, Rpc::kModelReady);
-    auto found = state_.models.Find(request->name(), request->version());
-    response->set_ready(found.ok() && !state_.draining.load(std::memory_order_relaxed));
-    return scope.Finish(absl::IsInvalidArgument(found.status()) ? found.status()
-                                                                : absl::OkStatus());
-  }
-
-  ServerUnaryReactor* ServerMetadata(CallbackServerContext* context,
-                                     const inference::ServerMetadataRequest*,
-                                     inference::ServerMetadataResponse* response) override {
-    RpcScope scope(state_.telemetry, *context, Rpc::kServerMetadata);
-    response->set_name("espalier");
-    response->set_version(ESPALIER_VERSION);
-    for (const char* extension : kExtensions) response->add_extensions(extension);
-    return scope.Finish(absl::OkStatus());
-  }
-
-  ServerUnaryReactor* ModelMetadata(CallbackServerContext* context,
-                                    const inference::ModelMetadataRequest* request,
-                                    inference::ModelMetadataResponse* response) override {
-    RpcScope scope(state_.telemetry, *context, Rpc::kModelMetadata);
-    auto found = state_.models.Find(request->name(), request->version());
-    if (found.ok()) FillMetadata(**found, state_.models.ReadyVersions(request->name()), response);
-    return scope.Finish(found.status());
-  }
-
-  ServerUnaryReactor* ModelConfig(CallbackServerContext* context,
-                                  const inference::ModelConfigRequest* request,
-                                  inference::ModelConfigResponse* response) override {
-    RpcScope scope(state_.telemetry, *context, Rpc::kModelConfig);
-    auto found = state_.models.Find(request->name(), request->version());
-    if (found.ok()) *response->mutable_config() = (*found)->config();
-    return scope.Finish(found.status());
-  }
-
-  ServerUnaryReactor* ModelStatistics(CallbackServerContext* context,
-                                      const inference::ModelStatisticsRequest* request,
-                                      inference::ModelStatisticsResponse* response) override {
-    RpcScope scope(state_.telemetry, *context, Rpc::kModelStatistics);
-    auto versions = state_.models.Select(request->name(), request->version());
-    if (!versions.ok())
-      return scope.Finish(
-          absl::InvalidArgumentError(versions.status().message()));  // as Triton does
-    for (const runtime::VersionHandle& version : *versions)
-      FillStatistics(*version, response->add_model_stats());
-    return scope.Finish(absl::OkStatus());
-  }
-
-  ServerUnaryReactor* RepositoryIndex(CallbackServerContext* context,
-                                      const inference::RepositoryIndexRequest* request,
-                                      inference::RepositoryIndexResponse* response) override {
-    RpcScope scope(state_.telemetry, *context, Rpc::kRepositoryIndex);
-    if (!request->repository_name().empty()) {
-      return scope.Finish(
-          absl::UnimplementedError("'repository_name' specification is not supported"));
-    }
-    for (const auto& entry : state_.models.Index()) {
-      if (!request->ready() || entry.state == runtime::VersionState::kReady)
-        FillIndex(entry, response->add_models());
-    }
-    return scope.Finish(absl::OkStatus());
-  }
+  ESPALIER_OFFERED_RPCS(ESPALIER_SERVE)
+#undef ESPALIER_SERVE
 
 #define ESPALIER_REFUSE(name)                                                                   \
-  ServerUnaryReactor* name(CallbackServerContext* context, const inference::name##Request*,     \
-                           inference::name##Response*) override {                               \
+  using Base::name;                                                                             \
+  ServerUnaryReactor* name(CallbackServerContext* context, const ByteBuffer*, ByteBuffer*)      \
+      override {                                                                                \
     return RpcScope(state_.telemetry, *context, Rpc::k##name).Finish(NotOffered(Rpc::k##name)); \
   }
   ESPALIER_REFUSED_RPCS(ESPALIER_REFUSE)
 #undef ESPALIER_REFUSE
 
  private:
+  // A unary RPC: parse, Handle, serialise.
+  template <typename Request, typename Response>
+  ServerUnaryReactor* Serve(Rpc rpc, CallbackServerContext& context, const ByteBuffer& message,
+                            ByteBuffer* answer) {
+    RpcScope scope(state_.telemetry, context, rpc);
+    Request request;
+    Response response;
+    ByteBuffer copy(message);  // of the references; the parser consumes them
+    if (!grpc::SerializationTraits<Request>::Deserialize(&copy, &request).ok()) {
+      return scope.Finish(
+          absl::InvalidArgumentError(absl::StrCat("malformed ", NameOf(rpc), "Request")));
+    }
+    const absl::Status status = Handle(request, &response);
+    bool owned = false;
+    if (status.ok() &&
+        !grpc::SerializationTraits<Response>::Serialize(response, answer, &owned).ok()) {
+      return scope.Finish(
+          absl::InternalError(absl::StrCat(NameOf(rpc), ": the response cannot be written")));
+    }
+    return scope.Finish(status);
+  }
+
+  absl::Status Handle(const inference::ServerLiveRequest&,
+                      inference::ServerLiveResponse* response) {
+    response->set_live(true);
+    return absl::OkStatus();
+  }
+
+  absl::Status Handle(const inference::ServerReadyRequest&,
+                      inference::ServerReadyResponse* response) {
+    response->set_ready(state_.ready());
+    return absl::OkStatus();
+  }
+
+  // OK with false also for models that do not exist: clients raise on any error.
+  absl::Status Handle(const inference::ModelReadyRequest& request,
+                      inference::ModelReadyResponse* response) {
+    const absl::Status found = state_.models.Find(request.name(), request.version()).status();
+    response->set_ready(found.ok() && !state_.draining.load(std::memory_order_relaxed));
+    return absl::IsInvalidArgument(found) ? found : absl::OkStatus();
+  }
+
+  absl::Status Handle(const inference::ServerMetadataRequest&,
+                      inference::ServerMetadataResponse* response) {
+    response->set_name("espalier");
+    response->set_version(ESPALIER_VERSION);
+    for (const char* extension : kExtensions) response->add_extensions(extension);
+    return absl::OkStatus();
+  }
+
+  absl::Status Handle(const inference::ModelMetadataRequest& request,
+                      inference::ModelMetadataResponse* response) {
+    auto found = state_.models.Find(request.name(), request.version());
+    if (!found.ok()) return found.status();
+    FillMetadata(**found, state_.models.ReadyVersions(request.name()), response);
+    return absl::OkStatus();
+  }
+
+  absl::Status Handle(const inference::ModelConfigRequest& request,
+                      inference::ModelConfigResponse* response) {
+    auto found = state_.models.Find(request.name(), request.version());
+    if (!found.ok()) return found.status();
+    *response->mutable_config() = (*found)->config();
+    return absl::OkStatus();
+  }
+
+  absl::Status Handle(const inference::ModelStatisticsRequest& request,
+                      inference::ModelStatisticsResponse* response) {
+    auto versions = state_.models.Select(request.name(), request.version());
+    // The code is Triton's.
+    if (!versions.ok()) return absl::InvalidArgumentError(versions.status().message());
+    for (const auto& version : *versions) FillStatistics(*version, response->add_model_stats());
+    return absl::OkStatus();
+  }
+
+  absl::Status Handle(const inference::RepositoryIndexRequest& request,
+                      inference::RepositoryIndexResponse* response) {
+    if (!request.repository_name().empty()) {
+      return absl::UnimplementedError("'repository_name' specification is not supported");
+    }
+    for (const auto& entry : state_.models.Index()) {
+      if (request.ready() && entry.state != runtime::VersionState::kReady) continue;
+      FillIndex(entry, response->add_models());
+    }
+    return absl::OkStatus();
+  }
+
   ServiceState& state_;
+};
+
+// Methods that nobody declared.
+class UnknownMethods final : public grpc::CallbackGenericService {
+ public:
+  grpc::ServerGenericBidiReactor* CreateReactor(
+      grpc::GenericCallbackServerContext* context) override {
+    return new Refusal(absl::StrCat("method '", runtime::Printable(context->method()),
+                                    "' is not offered by this server"));
+  }
+
+ private:
+  class Refusal final : public grpc::ServerGenericBidiReactor {
+   public:
+    explicit Refusal(std::string text) {
+      Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, std::move(text)));
+    }
+    void OnDone() override { delete this; }
+  };
 };
 
 }  // namespace
 
 std::unique_ptr<grpc::Service> MakeInferenceService(ServiceState& state) {
   return std::make_unique<InferenceService>(state);
+}
+
+std::unique_ptr<grpc::CallbackGenericService> MakeUnknownMethods() {
+  return std::make_unique<UnknownMethods>();
 }
 
 }  // namespace espalier::service

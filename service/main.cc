@@ -5,14 +5,17 @@
 //   3    requests were cut off: --drain_timeout was too short
 //   130  second signal: stopped at once
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
+#include <map>
 #include <thread>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "absl/flags/reflection.h"
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
@@ -43,8 +46,12 @@ ABSL_FLAG(int64_t, max_request_bytes_in_flight, int64_t{4} << 30,
 ABSL_FLAG(int64_t, max_queue_size, 0,
           "Requests that may wait per model whose config sets no max_queue_size. 0 means no limit "
           "of its own.");
-ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30),
+ABSL_FLAG(std::string, drain_timeout, "30s",
           "How long requests in flight may take to finish after SIGTERM. 0 cuts them off.");
+ABSL_FLAG(
+    bool, accept_compressed, false,
+    "Take requests packed with gzip or deflate. Off, because they are unpacked before their size "
+    "is checked: a few megabytes can become gigabytes. Turn it on for clients that you trust.");
 ABSL_FLAG(std::string, ready_file, "",
           "File that is written when all models are loaded: {\"grpc_port\": …, \"metrics_port\": "
           "…}. Empty writes none.");
@@ -69,6 +76,7 @@ A model is a directory:  <repository>/<model>/<version>/model.onnx
 Ask it something:        espalier models; espalier infer MODEL; curl localhost:8002/metrics
 Stop it:                 SIGTERM or Ctrl-C finishes what is in flight; a second one stops at once)";
 
+constexpr rlim_t kFewFiles = 4096;
 constexpr int kCannotStart = 1, kBadFlags = 2, kCutOff = 3, kStoppedAtOnce = 130;
 
 absl::Status ReadLogFlags() {
@@ -94,6 +102,20 @@ absl::Status InRange(absl::string_view flag, int64_t value, int64_t low, int64_t
       absl::StrCat("--", flag, " is ", value, ", expected ", low, " to ", high));
 }
 
+absl::StatusOr<absl::Duration> ReadDrainTimeout() {
+  const std::string text = absl::GetFlag(FLAGS_drain_timeout);
+  absl::Duration timeout;
+  if (!absl::ParseDuration(text, &timeout) || timeout < absl::ZeroDuration() ||
+      timeout > absl::Hours(24)) {
+    const bool lacks_unit =
+        !text.empty() && text.find_first_not_of("0123456789.") == std::string::npos;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--drain_timeout is '", text, "', expected a duration from 0 to 24h with its unit, like ",
+        lacks_unit ? text : "30", "s"));
+  }
+  return timeout;
+}
+
 absl::StatusOr<ServerOptions> ReadFlags() {
   ServerOptions options;
   options.model_repositories = absl::GetFlag(FLAGS_model_repository);
@@ -107,6 +129,7 @@ absl::StatusOr<ServerOptions> ReadFlags() {
   options.max_requests_in_flight = absl::GetFlag(FLAGS_max_requests_in_flight);
   options.max_request_bytes_in_flight = absl::GetFlag(FLAGS_max_request_bytes_in_flight);
   options.max_queue_size = absl::GetFlag(FLAGS_max_queue_size);
+  options.accept_compressed = absl::GetFlag(FLAGS_accept_compressed);
   if (options.model_repositories.empty()) {
     return absl::InvalidArgumentError("--model_repository is missing; see espalierd --help");
   }
@@ -116,9 +139,7 @@ absl::StatusOr<ServerOptions> ReadFlags() {
         InRange("max_message_bytes", options.max_message_bytes, 1, INT32_MAX),
         InRange("max_requests_in_flight", options.max_requests_in_flight, 0, INT64_MAX),
         InRange("max_request_bytes_in_flight", options.max_request_bytes_in_flight, 0, INT64_MAX),
-        InRange("max_queue_size", options.max_queue_size, 0, INT64_MAX),
-        InRange("drain_timeout (seconds)", absl::ToInt64Seconds(absl::GetFlag(FLAGS_drain_timeout)),
-                0, 86400)}) {
+        InRange("max_queue_size", options.max_queue_size, 0, INT64_MAX)}) {
     if (!status.ok()) return status;
   }
   return options;
@@ -135,13 +156,13 @@ sigset_t BlockStopSignals() {
   return signals;
 }
 
-// A supervisor may send its signal to the process and to its group: that is one request to stop, not two.
+// A supervisor may send its signal to the process and to its group: that is one request to stop,
+// not two.
 constexpr int64_t kSecondSignalNanos = 500'000'000;
 
 // Drains while watching for a second signal. Does not come back: models that are still loading
 // cannot be interrupted, and nobody needs them any more.
-[[noreturn]] void DrainAndExit(Server& server, const sigset_t& signals) {
-  const absl::Duration timeout = absl::GetFlag(FLAGS_drain_timeout);
+[[noreturn]] void DrainAndExit(Server& server, absl::Duration timeout, const sigset_t& signals) {
   const int64_t began = runtime::NowNanos();
   std::atomic<int> outcome{-1};
   std::thread drain([&] { outcome = server.Drain(timeout) ? 0 : kCutOff; });
@@ -149,7 +170,8 @@ constexpr int64_t kSecondSignalNanos = 500'000'000;
   const int64_t last_moment = began + absl::ToInt64Nanoseconds(timeout + absl::Seconds(1));
   while (outcome < 0 && runtime::NowNanos() < last_moment) {
     const timespec tick = {0, 10'000'000};
-    if (sigtimedwait(&signals, nullptr, &tick) > 0 && runtime::NowNanos() - began > kSecondSignalNanos) {
+    if (sigtimedwait(&signals, nullptr, &tick) > 0 &&
+        runtime::NowNanos() - began > kSecondSignalNanos) {
       runtime::LogEvent(spdlog::level::warn, "second signal: stopping at once", {});
       _exit(kStoppedAtOnce);
     }
@@ -164,15 +186,44 @@ int Fail(int code, const absl::Status& status) {
   return code;
 }
 
+// Every connection takes a descriptor, and this gRPC stops accepting for good when they run out.
+void RaiseFileLimit() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const rlim_t before = limit.rlim_cur;
+  limit.rlim_cur = limit.rlim_max;
+  if (before < limit.rlim_max && setrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    runtime::LogEvent(spdlog::level::info, "open files limit raised",
+                      {{"from", uint64_t{before}}, {"to", uint64_t{limit.rlim_max}}});
+  }
+  if (limit.rlim_max < kFewFiles) {
+    runtime::LogEvent(spdlog::level::warn,
+                      "few open files allowed: more connections than that stop the server",
+                      {{"limit", uint64_t{limit.rlim_max}}, {"advised", uint64_t{kFewFiles}}});
+  }
+}
+
+// Our flags and nothing of the libraries'.
+int PrintHelp() {
+  std::printf("espalierd %s\n\nFlags:\n", kUsage);
+  std::map<std::string, const absl::CommandLineFlag*> flags;
+  for (const auto& [name, flag] : absl::GetAllFlags()) {
+    if (absl::StrContains(flag->Filename(), "service/main.cc")) flags[std::string(name)] = flag;
+  }
+  for (const auto& [name, flag] : flags) {
+    std::printf("  --%s (default: %s)\n      %s\n", name.c_str(), flag->DefaultValue().c_str(),
+                flag->Help().c_str());
+  }
+  return std::fflush(stdout) == 0 ? 0 : kCannotStart;
+}
+
 int Main(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    if (absl::string_view(argv[i]) == "--help" || absl::string_view(argv[i]) == "-h")
+      return PrintHelp();
+  }
   absl::SetProgramUsageMessage(kUsage);
   absl::FlagsUsageConfig usage;
-  usage.contains_helpshort_flags = usage.contains_help_flags = [](absl::string_view file) {
-    return absl::StrContains(file, "service/main.cc");
-  };
-  usage.normalize_filename = [](absl::string_view) {
-    return "espalierd";
-  };  // not where it was built
   usage.version_string = [] { return absl::StrCat("espalierd ", ESPALIER_VERSION, "\n"); };
   absl::SetFlagsUsageConfig(usage);
   const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
@@ -184,6 +235,9 @@ int Main(int argc, char** argv) {
   }
   auto options = ReadFlags();
   if (!options.ok()) return Fail(kBadFlags, options.status());
+  const auto drain_timeout = ReadDrainTimeout();
+  if (!drain_timeout.ok()) return Fail(kBadFlags, drain_timeout.status());
+  RaiseFileLimit();
   const sigset_t signals = BlockStopSignals();
   auto server = Server::Start(*std::move(options));
   if (!server.ok()) return Fail(kCannotStart, server.status());
@@ -191,7 +245,7 @@ int Main(int argc, char** argv) {
   sigwait(&signals, &received);
   runtime::LogEvent(spdlog::level::info, "draining",
                     {{"signal", received == SIGINT ? "SIGINT" : "SIGTERM"}});
-  DrainAndExit(**server, signals);
+  DrainAndExit(**server, *drain_timeout, signals);
 }
 
 }  // namespace

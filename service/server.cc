@@ -1,13 +1,16 @@
 #include "service/server.h"
 
 #include <grpc/support/log.h>
+#include <netdb.h>
 
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
@@ -51,6 +54,10 @@ void ConfigureGrpcOnce() {
 void SetChannelArguments(grpc::ServerBuilder& builder, const ServerOptions& options) {
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.SetMaxSendMessageSize(-1);
+  // gRPC unpacks before it checks the size: 4 MB of gzip can become gigabytes.
+  for (auto algorithm : {GRPC_COMPRESS_GZIP, GRPC_COMPRESS_DEFLATE}) {
+    builder.SetCompressionAlgorithmSupportStatus(algorithm, options.accept_compressed);
+  }
   // By default two servers may share a port, and half of the requests would go to the wrong one.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   // Clients that ping, also while idle, are no attackers.
@@ -66,6 +73,46 @@ absl::Status CannotListen(absl::string_view what, absl::string_view address,
                    flag, " (port 0 takes a free one)"));
 }
 
+// host:port with a port that exists (gRPC takes 99999 for 34463) and a host that has an address.
+absl::Status CheckAddress(const std::string& address, absl::string_view flag) {
+  const size_t colon = address.rfind(':');
+  int port = -1;
+  if (colon == std::string::npos || colon == 0 ||
+      !absl::SimpleAtoi(absl::string_view(address).substr(colon + 1), &port) || port < 0 ||
+      port > 65535) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--", flag, " is '", address, "', expected host:port with a port from 0 to 65535"));
+  }
+  std::string host = address.substr(0, colon);
+  if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  addrinfo* found = nullptr;
+  if (const int error = getaddrinfo(host.c_str(), nullptr, nullptr, &found); error != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--", flag, " is '", address, "': host '", host,
+                                                   "' has no address: ", gai_strerror(error)));
+  }
+  freeaddrinfo(found);
+  return absl::OkStatus();
+}
+
+// The path without links and dots; what does not exist yet is taken as written.
+std::string Canonical(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error).string();
+}
+
+// Plans and journals are written; a repository is only ever read.
+absl::Status CheckStateDir(const ServerOptions& options) {
+  const std::string state = Canonical(options.state_dir);
+  for (const std::string& repository : options.model_repositories) {
+    const std::string root = Canonical(repository);
+    if (!absl::StartsWith(state + "/", root + "/")) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--state_dir ", options.state_dir, " lies in the model repository ",
+                     repository, ", which is only ever read; choose a directory outside"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
@@ -78,6 +125,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   std::unique_ptr<Server> server(new Server(std::move(options)));
   const ServerOptions& given = server->options_;
   if (!given.state_dir.empty()) {
+    if (absl::Status status = CheckStateDir(given); !status.ok()) return status;
     auto state_dir = runtime::StateDir::Open(given.state_dir);
     if (!state_dir.ok()) return state_dir.status();
     server->state_dir_ = *std::move(state_dir);
@@ -114,11 +162,14 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
 Server::Server(ServerOptions options) : options_(std::move(options)) {}
 
 absl::Status Server::Listen() {
+  if (absl::Status status = CheckAddress(options_.address, "address"); !status.ok()) return status;
   service_ = MakeInferenceService(*state_);
+  unknown_methods_ = MakeUnknownMethods();
   grpc::ServerBuilder builder;
   SetChannelArguments(builder, options_);
   builder.AddListeningPort(options_.address, grpc::InsecureServerCredentials(), &port_);
   builder.RegisterService(service_.get());
+  builder.RegisterCallbackGenericService(unknown_methods_.get());
   grpc_ = builder.BuildAndStart();
   if (grpc_ == nullptr || port_ <= 0) return CannotListen("gRPC", options_.address, "address");
   SetServing(false);
@@ -127,8 +178,16 @@ absl::Status Server::Listen() {
 
 absl::Status Server::ListenForMetrics() {
   if (options_.metrics_address.empty()) return absl::OkStatus();
+  if (absl::Status status = CheckAddress(options_.metrics_address, "metrics_address");
+      !status.ok()) {
+    return status;
+  }
+  // With civetweb's defaults (2 threads, 30 s) two idle connections keep Prometheus out for 30 s.
+  const std::vector<std::string> web = {"listening_ports",    options_.metrics_address,
+                                        "num_threads",        "8",
+                                        "request_timeout_ms", "3000"};
   try {
-    exposer_ = std::make_unique<prometheus::Exposer>(options_.metrics_address);
+    exposer_ = std::make_unique<prometheus::Exposer>(web);
   } catch (const std::exception&) {  // its text says nothing about the address
     return CannotListen("metrics", options_.metrics_address, "metrics_address");
   }

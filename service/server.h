@@ -17,6 +17,7 @@
 #include "service/service_state.h"
 
 namespace grpc {
+class CallbackGenericService;
 class Server;
 class Service;
 }  // namespace grpc
@@ -38,8 +39,8 @@ struct ServerOptions {
   int64_t max_message_bytes = int64_t{1} << 30;            // largest request
   int64_t max_requests_in_flight = 4096;                   // 0: no limit
   int64_t max_request_bytes_in_flight = int64_t{4} << 30;  // 0: no limit
-  int64_t max_queue_size =
-      0;  // waiting requests per model, unless its config says otherwise; 0: no limit of its own
+  int64_t max_queue_size = 0;      // waiting requests per model whose config sets none; 0: no limit
+  bool accept_compressed = false;  // requests packed with gzip or deflate
   int64_t measure_budget_millis = 3000;
 };
 
@@ -78,6 +79,7 @@ class Server {
   std::unique_ptr<runtime::ModelManager> models_;
   std::unique_ptr<ServiceState> state_;
   std::unique_ptr<grpc::Service> service_;
+  std::unique_ptr<grpc::CallbackGenericService> unknown_methods_;
   std::unique_ptr<grpc::Server> grpc_;
   std::shared_ptr<prometheus::Collectable> collector_;
   std::unique_ptr<prometheus::Exposer> exposer_;

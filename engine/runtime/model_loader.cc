@@ -20,6 +20,22 @@ planner::WeightMemory ToPlanner(formats::WeightMemory mode) {
   return planner::WeightMemory::kBalanced;
 }
 
+// What a config's precision means on this device.
+absl::Status CheckPrecision(formats::Precision precision, const std::string& config_path) {
+  if (precision == formats::Precision::kAsStored || precision == formats::Precision::kFloat32) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(config_path, ": precision ",
+                   precision == formats::Precision::kBFloat16 ? "'bf16'" : "asked for",
+                   " is not available on the CPU: expected fp32 (or leave it out)"));
+}
+
+// The same error, told where it comes from.
+absl::Status InFile(const absl::Status& status, absl::string_view file) {
+  return absl::Status(status.code(), absl::StrCat(file, ": ", status.message()));
+}
+
 class FileModelLoader final : public ModelLoader {
  public:
   FileModelLoader(const Device& device, std::string plan_cache_dir)
@@ -32,16 +48,25 @@ class FileModelLoader final : public ModelLoader {
   }
 
   absl::StatusOr<LoadedModel> Load(LoadJob job) override {
+    const std::string config_path = job.directory + "/config.pbtxt";
     auto settings = formats::ReadModelSettings(job.config);
-    if (!settings.ok()) return settings.status();
+    if (!settings.ok()) return InFile(settings.status(), config_path);
+    if (absl::Status status = CheckPrecision(settings->precision, config_path); !status.ok()) {
+      return status;
+    }
     const std::string& filename = job.config.default_model_filename();
-    auto graph = formats::ReadModel(
+    const std::string model_path =
         absl::StrCat(job.directory, "/", job.version, "/",
-                     filename.empty() ? formats::kDefaultModelFilename : filename));
+                     filename.empty() ? formats::kDefaultModelFilename : filename);
+    auto graph = formats::ReadModel(model_path);
     if (!graph.ok()) return graph.status();
+    // A config that is not there is made from the model alone.
+    const bool has_config = job.config.ByteSizeLong() > 0;
     std::vector<std::string> warnings;
     auto config = formats::CompleteModelConfig(std::move(job.config), job.model, *graph, &warnings);
-    if (!config.ok()) return config.status();
+    if (!config.ok()) {
+      return InFile(config.status(), has_config ? config_path : "completed from " + model_path);
+    }
     for (const std::string& warning : warnings) {
       LogEvent(spdlog::level::warn, "config setting without effect",
                {{"model", job.model}, {"version", job.version}, {"setting", warning}});

@@ -28,8 +28,13 @@ absl::StatusOr<std::vector<std::string>> ListDirectories(const std::string& dire
   std::error_code error;
   fs::directory_iterator entry(directory, error);
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    std::error_code ignored;  // an entry that vanished meanwhile is no directory
-    if (entry->is_directory(ignored)) names.push_back(entry->path().filename().string());
+    std::error_code unreadable;
+    if (entry->is_directory(unreadable)) {
+      names.push_back(entry->path().filename().string());
+    } else if (unreadable && unreadable != std::errc::no_such_file_or_directory) {
+      LogEvent(spdlog::level::warn, "directory entry skipped",
+               {{"path", Printable(entry->path().string())}, {"reason", unreadable.message()}});
+    }
   }
   if (error) return ListingError(directory, error);
   std::sort(names.begin(), names.end());

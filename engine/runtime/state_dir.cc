@@ -10,6 +10,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "engine/runtime/log.h"
 
 namespace espalier::runtime {
 namespace {
@@ -50,7 +51,12 @@ absl::StatusOr<std::unique_ptr<StateDir>> StateDir::Open(const std::string& path
   // The number is for people; the lock is what counts, so a failed write is no error.
   const std::string owner = absl::StrCat(getpid(), "\n");
   if (ftruncate(lock, 0) == 0) (void)!pwrite(lock, owner.data(), owner.size(), 0);
-  if (absl::Status status = CreateDirectory(dir->plans()); !status.ok()) return status;
+  const std::string plans = path + "/plans";
+  if (absl::Status status = CreateDirectory(plans); status.ok()) {
+    dir->plans_ = plans;
+  } else {
+    LogEvent(spdlog::level::warn, "plans are not kept", {{"reason", status.message()}});
+  }
   return dir;
 }
 

@@ -19,13 +19,15 @@ class StateDir {
   StateDir(const StateDir&) = delete;
 
   const std::string& path() const { return path_; }
-  std::string plans() const { return path_ + "/plans"; }
+  // Where plan caches go; empty when that is no directory and cannot become one.
+  const std::string& plans() const { return plans_; }
 
  private:
   StateDir(std::string path, int lock) : path_(std::move(path)), lock_(lock) {}
 
   const std::string path_;
   const int lock_;
+  std::string plans_;
 };
 
 }  // namespace espalier::runtime

@@ -267,14 +267,44 @@ TEST(InferDecoderTest, ParametersThatMatterAreNoticed) {
   (*request.add_outputs()->mutable_parameters())["shared_memory_region"].set_string_param("r");
   DecodedRequest decoded;
   ASSERT_TRUE(Decode(request.SerializeAsString(), &decoded).ok());
-  EXPECT_EQ(decoded.refused_parameter, "");
+  EXPECT_EQ(decoded.parameter_error, "");
   EXPECT_TRUE(decoded.inputs[0].in_shared_memory);
   EXPECT_TRUE(decoded.outputs[0].wants_classification);
   EXPECT_TRUE(decoded.outputs[1].in_shared_memory);
   (*request.mutable_parameters())["triton_secret"].set_bool_param(true);
   decoded = {};
   ASSERT_TRUE(Decode(request.SerializeAsString(), &decoded).ok());
-  EXPECT_EQ(decoded.refused_parameter, "triton_secret");
+  EXPECT_THAT(decoded.parameter_error, HasSubstr("parameter 'triton_secret' is reserved"));
+}
+
+TEST(InferDecoderTest, KnownParametersOfTheWrongKindOrSignAreRefused) {
+  const auto error_of = [](const std::string& key, auto set) {
+    inference::ModelInferRequest request;
+    set((*request.mutable_parameters())[key]);
+    DecodedRequest decoded;
+    EXPECT_TRUE(Decode(request.SerializeAsString(), &decoded).ok());
+    return decoded.parameter_error;
+  };
+  using Parameter = inference::InferParameter;
+  const auto minus_one = [](Parameter& p) { p.set_int64_param(-1); };
+  const auto text = [](Parameter& p) { p.set_string_param("7"); };
+  const auto flag = [](Parameter& p) { p.set_bool_param(true); };
+  const auto seven = [](Parameter& p) { p.set_uint64_param(7); };
+  const auto nothing = [](Parameter&) {};
+  EXPECT_EQ(error_of("timeout", minus_one),
+            "parameter 'timeout': expected int64_param or uint64_param of at least 0, got "
+            "int64_param -1");
+  EXPECT_THAT(error_of("timeout", text), HasSubstr("got string_param"));
+  EXPECT_THAT(error_of("timeout", nothing), HasSubstr("got nothing"));
+  EXPECT_THAT(error_of("priority", flag), HasSubstr("got bool_param"));
+  EXPECT_THAT(error_of("sequence_id", flag), HasSubstr("got bool_param"));
+  EXPECT_THAT(error_of("sequence_start", seven),
+              HasSubstr("expected bool_param, got uint64_param 7"));
+  for (const char* key : {"timeout", "priority", "sequence_id"})
+    EXPECT_EQ(error_of(key, seven), "");
+  EXPECT_EQ(error_of("sequence_id", text), "");
+  EXPECT_EQ(error_of("sequence_end", flag), "");
+  EXPECT_EQ(error_of("mine", minus_one), "");
 }
 
 }  // namespace

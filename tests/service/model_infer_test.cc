@@ -294,6 +294,28 @@ TEST_F(ModelInferTest, AMessageAboveTheLimitIsRefusedAndTheChannelStaysUsable) {
   EXPECT_TRUE(Infer(RawRequest()).ok());
 }
 
+TEST_F(ModelInferTest, PackedRequestsAreRefusedUnlessTheServerTakesThem) {
+  for (const bool accept : {false, true}) {
+    server_.reset();
+    if (loader_ == nullptr) {
+      loader_ = std::make_unique<FakeLoader>();
+      AddModel("m");
+    }
+    options_.accept_compressed = accept;
+    StartServer();
+    grpc::ClientContext context;
+    context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
+    ModelInferRequest request = RawRequest(8);
+    ModelInferResponse response;
+    const grpc::Status status = stub_->ModelInfer(&context, request, &response);
+    EXPECT_EQ(status.error_code(), accept ? grpc::OK : grpc::UNIMPLEMENTED);
+    if (!accept) {
+      EXPECT_THAT(status.error_message(), HasSubstr("gzip"));
+    }
+    EXPECT_TRUE(Infer(RawRequest()).ok());
+  }
+}
+
 TEST_F(ModelInferTest, RequestsInFlightAreCapped) {
   options_.max_requests_in_flight = 1;
   StartServer();

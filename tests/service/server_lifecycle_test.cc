@@ -105,7 +105,8 @@ TEST_F(ServerLifecycleTest, TheReadyFileNamesThePorts) {
 }
 
 TEST_F(ServerLifecycleTest, TakenPortsMissingRepositoriesAndLockedStateAreNamed) {
-  options_.state_dir = repository_.path() + "/.state";
+  const testing::TemporaryDirectory state;
+  options_.state_dir = state.path();
   options_.metrics_address = "127.0.0.1:0";
   StartServer();
   const auto start = [&](ServerOptions options) {
@@ -123,6 +124,16 @@ TEST_F(ServerLifecycleTest, TakenPortsMissingRepositoriesAndLockedStateAreNamed)
   other.metrics_address = absl::StrCat("127.0.0.1:", server_->metrics_port());
   EXPECT_THAT(start(other), HasSubstr("cannot listen for metrics on"));
   other.metrics_address.clear();
+  other.address = "127.0.0.1:99999";
+  EXPECT_THAT(start(other), HasSubstr("expected host:port with a port from 0 to 65535"));
+  other.address = "no-such-host.invalid:1";
+  EXPECT_THAT(start(other), HasSubstr("host 'no-such-host.invalid' has no address"));
+  other.address = "127.0.0.1:0";
+  for (const char* inside : {"", "/deep/state"}) {
+    other.state_dir = repository_.path() + inside;
+    EXPECT_THAT(start(other), HasSubstr("lies in the model repository"));
+  }
+  other.state_dir.clear();
   other.model_repositories = {"/nonexistent/models"};
   EXPECT_THAT(start(other), HasSubstr("/nonexistent/models"));
 }

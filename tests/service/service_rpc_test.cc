@@ -242,6 +242,48 @@ TEST_F(ServiceRpcTest, EveryRpcThatIsNotOfferedIsUnimplementedWithText) {
   EXPECT_THAT(status.error_message(), HasSubstr("ModelStreamInfer"));
 }
 
+TEST_F(ServiceRpcTest, MalformedBytesAreInvalidForEveryRpcThatIsOffered) {
+  AddModel("m");
+  StartServer();
+  int asked = 0;
+#define ESPALIER_EXPECT_MALFORMED(name)                                                       \
+  {                                                                                           \
+    const grpc::Status status = Call(absl::StrCat(kService, #name), std::string("\x0a\xff")); \
+    EXPECT_EQ(status.error_code(), grpc::INVALID_ARGUMENT) << #name;                          \
+    EXPECT_EQ(status.error_message(), "malformed " #name "Request");                          \
+    ++asked;                                                                                  \
+  }
+  ESPALIER_OFFERED_RPCS(ESPALIER_EXPECT_MALFORMED)
+#undef ESPALIER_EXPECT_MALFORMED
+  EXPECT_EQ(asked, 8);
+#define ESPALIER_EXPECT_TEXT(name)                                                        \
+  EXPECT_EQ(Call(absl::StrCat(kService, #name), std::string("\x0a\xff")).error_message(), \
+            #name " is not offered by this server");
+  ESPALIER_REFUSED_RPCS(ESPALIER_EXPECT_TEXT)
+#undef ESPALIER_EXPECT_TEXT
+}
+
+TEST_F(ServiceRpcTest, AnUnknownMethodIsUnimplementedWithItsName) {
+  StartServer();
+  for (const char* method : {"/inference.GRPCInferenceService/Made", "/x/y"}) {
+    const grpc::Status status = Call(method, "");
+    EXPECT_EQ(status.error_code(), grpc::UNIMPLEMENTED);
+    EXPECT_EQ(status.error_message(),
+              absl::StrCat("method '", method, "' is not offered by this server"));
+  }
+}
+
+TEST_F(ServiceRpcTest, IdleConnectionsDoNotKeepScrapesOut) {
+  options_.metrics_address = "127.0.0.1:0";
+  StartServer();
+  std::vector<int> idle;
+  for (int i = 0; i < 4; ++i) idle.push_back(testing::Connect(server_->metrics_port()));
+  const absl::Time began = absl::Now();
+  EXPECT_THAT(Metrics(), HasSubstr("espalier_ready 1"));
+  EXPECT_LT(absl::Now() - began, absl::Seconds(8));
+  for (int fd : idle) close(fd);
+}
+
 TEST_F(ServiceRpcTest, ReflectionListsTheService) {
   StartServer();
   grpc::GenericStub stub(channel_);

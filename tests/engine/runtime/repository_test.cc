@@ -81,6 +81,14 @@ TEST(StateDirTest, HasOneOwnerAndNamesIt) {
   EXPECT_TRUE(StateDir::Open(path).ok());
 }
 
+TEST(StateDirTest, PlansThatAreAFileAreNotKeptAndStopNobody) {
+  TemporaryDirectory directory;
+  directory.Write("plans", "");
+  auto state = StateDir::Open(directory.path());
+  ASSERT_TRUE(state.ok());
+  EXPECT_EQ((*state)->plans(), "");
+}
+
 TEST(StateDirTest, APathThatIsAFileIsRefused) {
   TemporaryDirectory directory;
   directory.Write("state", "");
