@@ -170,7 +170,7 @@ std::string WhyNot(const CostTable& table, WeightMemory mode, bool deterministic
                    const std::vector<int64_t>& batches, int chosen, int other) {
   const std::string layout = sparse::ToString(table.options[other].layout.spec);
   if (deterministic) return "deterministic: one batch-invariant kernel for all batches";
-  if (table.options[chosen].layout.stored == 0) return "a weight of zeros is stored as nothing";
+  if (table.options[chosen].layout.stored == 0) return "a weight of zeros takes one empty layout";
   if (mode == WeightMemory::kSmallest) {
     return absl::StrCat(layout, " takes more memory; weight_memory=balanced may choose it");
   }
@@ -203,7 +203,8 @@ std::vector<int> ChooseOptions(const CostTable& table, WeightMemory mode, bool d
   if (options.empty()) return {};
   if (std::vector<int> empty = EmptyOptions(table, options); !empty.empty()) {
     options = std::move(empty);
-    mode = WeightMemory::kSmallest;
+    mode = WeightMemory::kBalanced;
+    dense_bytes = 0;
   }
   if (deterministic) {
     // One option is a copy of its own: no other kernel may serve some of the buckets.

@@ -21,9 +21,10 @@ namespace espalier::planner {
 //              kSameBytes of the fewest, the fastest. This is the mode that may be slower than
 //              dense: the plan's table shows where.
 //
-// A weight of zeros only is stored as nothing in every mode. `deterministic` restricts the choice to
-// a single batch-invariant option for all buckets, by predicted costs: fewest bytes in kSmallest,
-// else as kBalanced. Empty when nothing qualifies: then no kernel runs this weight in all buckets.
+// For a weight of zeros only every mode is kBalanced among the layouts that store no value.
+// `deterministic` restricts the choice to a single batch-invariant option for all buckets, by
+// predicted costs: fewest bytes in kSmallest, else as kBalanced. Empty when nothing qualifies: then
+// no kernel runs this weight in all buckets.
 std::vector<int> ChooseOptions(const CostTable& table, WeightMemory mode, bool deterministic,
                                size_t dense_bytes);
 

@@ -63,10 +63,10 @@ TEST(ChooseTest, OfTheLayoutsThatQualifyTheFastestOnAverageIsTaken) {
   EXPECT_THAT(ChooseOptions(table, WeightMemory::kBalanced, false, 900), ElementsAre(1, 1, 1));
 }
 
-TEST(ChooseTest, AWeightOfZerosIsStoredAsNothingInEveryMode) {
+TEST(ChooseTest, AWeightOfZerosTakesTheFastestEmptyLayoutInEveryMode) {
   CostTable table =
-      FakeTable({{&kDense, 1000, {1, 1, 1}}, {&kCsr, 40, {2, 4, 9}}, {&kDiagonal, 0, {3, 6, 20}}});
-  table.options[1].layout.stored = 0;  // its row offsets remain
+      FakeTable({{&kDense, 1000, {1, 1, 1}}, {&kCsr, 40, {4, 5, 21}}, {&kBlocks, 72, {3, 6, 20}}});
+  table.options[1].layout.stored = table.options[2].layout.stored = 0;  // offsets of rows remain
   for (const WeightMemory mode :
        {WeightMemory::kSmallest, WeightMemory::kBalanced, WeightMemory::kFastest}) {
     for (const bool deterministic : {false, true}) {

@@ -1,10 +1,12 @@
 #include "engine/planner/prepared_model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 
+#include "engine/planner/choose.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/planner/mlp_builder.h"
@@ -111,7 +113,7 @@ TEST(PreparedModelTest, DeterministicAnswersAreBitIdenticalWhateverTheBatchAndTh
   }
 }
 
-TEST(PreparedModelTest, BalancedAndFastestPlansAreNeverSlowerThanDenseByTheirOwnNumbers) {
+TEST(PreparedModelTest, FastestPlansAreNeverSlowerThanDenseAndBalancedOnesNeverIntolerably) {
   for (const WeightMemory mode : {WeightMemory::kBalanced, WeightMemory::kFastest}) {
     for (const Pattern pattern : kPatterns) {
       PrepareOptions options;
@@ -124,7 +126,11 @@ TEST(PreparedModelTest, BalancedAndFastestPlansAreNeverSlowerThanDenseByTheirOwn
         ASSERT_EQ(layer.buckets.size(), 6u);
         for (const BucketChoice& bucket : layer.buckets) {
           EXPECT_TRUE(bucket.chosen.measured);
-          EXPECT_LE(bucket.chosen.micros, bucket.dense_micros * 1.0001) << ToTable(model->plan());
+          const double dense = bucket.dense_micros;
+          const bool zero = layer.structure == "zero";  // takes an empty layout in any case
+          EXPECT_TRUE(zero || bucket.chosen.micros <=
+                                  (mode == WeightMemory::kFastest ? dense : TolerableMicros(dense)))
+              << ToTable(model->plan());
         }
         if (mode == WeightMemory::kBalanced) {
           EXPECT_LE(layer.weight_bytes, layer.dense_bytes * 1.05 + 256) << ToTable(model->plan());
@@ -211,6 +217,35 @@ TEST(PreparedModelTest, AWeightThatIsUsedTwiceIsHeldOnce) {
   ASSERT_NE(model, nullptr);
   ASSERT_EQ(model->plan().layers.size(), 2u);
   EXPECT_EQ(model->weight_bytes(), model->plan().layers[0].weight_bytes);
+  EXPECT_EQ(model->dense_weight_bytes(), 64 * 64 * sizeof(float));
+  EXPECT_EQ(model->plan().dense_bytes, model->dense_weight_bytes());
+  EXPECT_EQ(model->plan().layers[0].weight, model->plan().layers[1].weight);
+}
+
+TEST(PreparedModelTest, AMatrixItsTransposeAndItsUseAsATableAreOneDenseTensor) {
+  formats::ModelGraph graph = MakeGraph({kBatch, 64});
+  graph.initializers.emplace("w", PatternWeight(Pattern::kScattered, 64, 64, 0.05, 1));
+  graph.nodes.push_back(MakeNode("Gemm", {"x", "w"}, {"h"}));
+  graph.nodes.push_back(MakeNode("Gemm", {"h", "w"}, {"i"}, {{"transB", int64_t{1}}}));
+  graph.nodes.push_back(MakeNode("Reshape", {"i", "shape"}, {"j"}));
+  graph.initializers.emplace("shape", MakeTensor(DType::kInt64, {3}, {0, 1, 64}));
+  graph.nodes.push_back(MakeNode("Add", {"j", "w"}, {"y"}));
+  auto model = MustPrepare(std::move(graph), {});
+  ASSERT_NE(model, nullptr);
+  ASSERT_EQ(model->plan().layers.size(), 2u);
+  EXPECT_EQ(model->dense_weight_bytes(), 64 * 64 * sizeof(float));
+  EXPECT_EQ(model->weight_bytes(), model->plan().weight_bytes + 64 * 64 * sizeof(float));
+}
+
+TEST(PreparedModelTest, AWeightOfZerosStoresNoValueInAnyMode) {
+  for (const WeightMemory mode : kModes) {
+    PrepareOptions options;
+    options.weight_memory = mode;
+    options.max_batch_size = 8;
+    auto model = MustPrepare(MakeMlp({784, 10}, Pattern::kZero, 0), options);
+    ASSERT_NE(model, nullptr);
+    EXPECT_LE(model->plan().weight_bytes, 128u) << ToTable(model->plan());  // offsets of rows
+  }
 }
 
 TEST(PreparedModelTest, SubnormalsAreFlushedWhenAskedFor) {
@@ -307,6 +342,20 @@ TEST_F(PlanCacheUseTest, ADamagedFileIsMeasuredAgainAndReplaced) {
             "measured");
   EXPECT_EQ(MustPrepare(MakeMlp({64, 64}, Pattern::kBlocks, 0.2), options_)->plan().source,
             "cache");
+}
+
+TEST_F(PlanCacheUseTest, ManyDamagedFilesAreOneLogLine) {
+  const auto build = [] { return MakeMlp({64, 48, 40, 32}, Pattern::kBlocks, 0.2); };
+  MustPrepare(build(), options_);
+  ASSERT_EQ(Files().size(), 3u);
+  for (const auto& file : Files()) std::ofstream(file) << "garbage";
+  ::testing::internal::CaptureStdout();
+  const auto model = MustPrepare(build(), options_);
+  const std::string log = ::testing::internal::GetCapturedStdout();
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
+  EXPECT_THAT(log,
+              HasSubstr("ignoring 3 damaged or outdated files, as " + options_.plan_cache_dir));
+  EXPECT_EQ(model->plan().source, "measured");
 }
 
 TEST_F(PlanCacheUseTest, ALargerBatchMeasuresOnlyWhatIsNew) {
