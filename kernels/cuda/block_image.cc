@@ -12,7 +12,9 @@
 namespace espalier::kernels::cuda {
 namespace {
 
-size_t AlignUp(size_t bytes) { return (bytes + kImageAlignment - 1) / kImageAlignment * kImageAlignment; }
+size_t AlignUp(size_t bytes) {
+  return (bytes + kImageAlignment - 1) / kImageAlignment * kImageAlignment;
+}
 
 void PackPanels(const WeightView& weight, const BlockImage& image, const BlockRows& rows,
                 Panel* panels, uint16_t* values) {
@@ -85,7 +87,8 @@ size_t BlockImageBytes(const WeightView& weight) { return BlockImageOf(weight).b
 KernelStatus PackBlockImage(const WeightView& weight, void* packed) {
   if (!FitsBlockImage({0, weight.out, weight.in, weight.layout, weight.dtype, weight.dtype,
                        weight.block_rows, weight.block_cols, weight.count})) {
-    return {KernelCode::kUnsupported, "block image: needs 2-byte blocks with sides 16, 32, 64, 128"};
+    return {KernelCode::kUnsupported,
+            "block image: needs 2-byte blocks with sides 16, 32, 64, 128"};
   }
   const BlockImage image = BlockImageOf(weight);
   char* base = static_cast<char*>(packed);

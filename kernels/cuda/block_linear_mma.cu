@@ -38,16 +38,19 @@ struct Params {
 };
 
 template <typename T, int kRows, int kColumns>
-__device__ __forceinline__ void FillStage(const Params<T>& params, int64_t token, int panel, uint32_t stage) {
+__device__ __forceinline__ void FillStage(const Params<T>& params, int64_t token, int panel,
+                                          uint32_t stage) {
   using Tile = Tile<kRows, kColumns>;
   const int64_t column = params.panels[panel].column;
 #pragma unroll
   for (int j = 0; j < Tile::kChunks; ++j) {
     const int i = threadIdx.x + j * kThreads;
     const int row = i / Tile::kChunks, chunk = i % Tile::kChunks;
-    const int64_t left = (token + row < params.to.tokens) ? (params.in - column - 8 * chunk) * 2 : 0;
+    const int64_t left =
+        (token + row < params.to.tokens) ? (params.in - column - 8 * chunk) * 2 : 0;
     const int bytes = static_cast<int>(left < 0 ? 0 : left > 16 ? 16 : left);
-    const T* from = bytes > 0 ? params.x + (token + row) * params.x_stride + column + 8 * chunk : params.x;
+    const T* from =
+        bytes > 0 ? params.x + (token + row) * params.x_stride + column + 8 * chunk : params.x;
     Copy16(stage + Swizzled(row * kColumns * 2 + chunk * 16, Tile::kMask), from, bytes);
   }
   const char* values = params.values + int64_t{panel} * Tile::kPanelBytes;
@@ -72,7 +75,8 @@ __device__ __forceinline__ void MultiplyStage(float (&acc)[2][kRows / 2], uint32
     for (int u = 0; u < kRows / 16; ++u) {
       const int row = 16 * u + lane % 8 + lane / 16 * 8, chunk = 2 * k + lane / 8 % 2;
       uint32_t b[4];
-      LoadMatrices(b, stage + Tile::kXBytes + Swizzled(row * kColumns * 2 + chunk * 16, Tile::kMask));
+      LoadMatrices(b,
+                   stage + Tile::kXBytes + Swizzled(row * kColumns * 2 + chunk * 16, Tile::kMask));
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
         Mma<T>(&acc[m][8 * u], a[m], b[0], b[1]);
@@ -86,7 +90,8 @@ template <typename T, int kRows, int kColumns>
 __global__ void __launch_bounds__(kThreads) BlockMmaKernel(const Params<T> params) {
   using Tile = Tile<kRows, kColumns>;
   extern __shared__ char shared[];
-  const uint32_t base = (SharedAddress(shared) + kImageAlignment - 1) / kImageAlignment * kImageAlignment;
+  const uint32_t base =
+      (SharedAddress(shared) + kImageAlignment - 1) / kImageAlignment * kImageAlignment;
   const RowSpan span = params.rows[blockIdx.x % params.row_count];
   const int64_t token = int64_t{blockIdx.x / params.row_count} * kTileTokens;
   const int count = span.end - span.begin;
@@ -94,7 +99,8 @@ __global__ void __launch_bounds__(kThreads) BlockMmaKernel(const Params<T> param
   float acc[2][kRows / 2] = {};
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) {
-    if (s < count) FillStage<T, kRows, kColumns>(params, token, span.begin + s, base + s * Tile::kStageBytes);
+    if (s < count)
+      FillStage<T, kRows, kColumns>(params, token, span.begin + s, base + s * Tile::kStageBytes);
     CommitCopies();
   }
   for (int i = 0; i < count; ++i) {
@@ -102,14 +108,16 @@ __global__ void __launch_bounds__(kThreads) BlockMmaKernel(const Params<T> param
     __syncthreads();  // stage i has arrived for all threads, and all have left stage i - 1
     const int next = i + kStages - 1;
     if (next < count) {
-      FillStage<T, kRows, kColumns>(params, token, span.begin + next, base + next % kStages * Tile::kStageBytes);
+      FillStage<T, kRows, kColumns>(params, token, span.begin + next,
+                                    base + next % kStages * Tile::kStageBytes);
     }
     CommitCopies();
     MultiplyStage<T, kRows, kColumns>(acc, base + i % kStages * Tile::kStageBytes);
   }
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
-    StoreTokenRows(acc[m], params.to, token + threadIdx.x / 32 * 32 + m * 16, int64_t{span.row} * kRows);
+    StoreTokenRows(acc[m], params.to, token + threadIdx.x / 32 * 32 + m * 16,
+                   int64_t{span.row} * kRows);
   }
 }
 
@@ -125,27 +133,36 @@ KernelStatus RunShape(const KernelContext& ctx, const LinearArgs& args, const Bl
                          static_cast<int32_t>(image.block_rows_count),
                          OutputOf<T>(args)};
   const int64_t tiles = (args.tokens + kTileTokens - 1) / kTileTokens * image.block_rows_count;
-  if (tiles > INT32_MAX) return {KernelCode::kUnsupported, "block mma: too many tiles for one grid"};
-  return Launch(ctx, {dim3(static_cast<unsigned>(tiles)), kThreads, Tile<kRows, kColumns>::kSharedBytes},
+  if (tiles > INT32_MAX)
+    return {KernelCode::kUnsupported, "block mma: too many tiles for one grid"};
+  return Launch(ctx,
+                {dim3(static_cast<unsigned>(tiles)), kThreads, Tile<kRows, kColumns>::kSharedBytes},
                 BlockMmaKernel<T, kRows, kColumns>, params);
 }
 
 template <typename T, int kRows>
 KernelStatus RunRows(const KernelContext& ctx, const LinearArgs& args, const BlockImage& image) {
   switch (image.panel_columns) {
-    case 16: return RunShape<T, kRows, 16>(ctx, args, image);
-    case 32: return RunShape<T, kRows, 32>(ctx, args, image);
-    default: return RunShape<T, kRows, 64>(ctx, args, image);
+    case 16:
+      return RunShape<T, kRows, 16>(ctx, args, image);
+    case 32:
+      return RunShape<T, kRows, 32>(ctx, args, image);
+    default:
+      return RunShape<T, kRows, 64>(ctx, args, image);
   }
 }
 
 template <typename T>
 KernelStatus RunTyped(const KernelContext& ctx, const LinearArgs& args, const BlockImage& image) {
   switch (args.weight.block_rows) {
-    case 16: return RunRows<T, 16>(ctx, args, image);
-    case 32: return RunRows<T, 32>(ctx, args, image);
-    case 64: return RunRows<T, 64>(ctx, args, image);
-    default: return RunRows<T, 128>(ctx, args, image);
+    case 16:
+      return RunRows<T, 16>(ctx, args, image);
+    case 32:
+      return RunRows<T, 32>(ctx, args, image);
+    case 64:
+      return RunRows<T, 64>(ctx, args, image);
+    default:
+      return RunRows<T, 128>(ctx, args, image);
   }
 }
 

@@ -26,7 +26,8 @@ namespace {
 constexpr int kPanelColumns = 64;
 constexpr int kRowBytes = kPanelColumns * 2;
 constexpr int kConsumerWarps = 8;
-constexpr int kThreads = 32 * (kConsumerWarps + 4);  // the producer's warpgroup exists to give its registers away
+constexpr int kThreads =
+    32 * (kConsumerWarps + 4);  // the producer's warpgroup exists to give its registers away
 // 128 · 40 + 256 · 232 = 384 · 168, what a thread block of 384 threads is launched with.
 constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
@@ -61,8 +62,9 @@ struct Params {
   const char* values;
   int32_t row_count;
   int32_t tiles;
-  int32_t last_token_tile;  // a narrowing layer walks the tokens backwards: the end of its wide x, just written by the
-  bool backwards;           // layer before, is still in L2
+  int32_t
+      last_token_tile;  // a narrowing layer walks the tokens backwards: the end of its wide x, just written by the
+  bool backwards;  // layer before, is still in L2
   LinearOutput<T> to;
 
   __device__ __forceinline__ int TokenTile(int tile) const {
@@ -77,8 +79,8 @@ struct Worker {
 };
 
 template <typename T, Mode kMode, int kTokens>
-__device__ __forceinline__ void Produce(const CUtensorMap* x_map, const Params<T>& params, Worker worker,
-                                        uint32_t stages, RingBarriers barriers) {
+__device__ __forceinline__ void Produce(const CUtensorMap* x_map, const Params<T>& params,
+                                        Worker worker, uint32_t stages, RingBarriers barriers) {
   using Tile = Tile<kMode, kTokens>;
   const int lane = threadIdx.x % 32;
   RingPosition<Tile::kStages> ring;
@@ -92,7 +94,8 @@ __device__ __forceinline__ void Produce(const CUtensorMap* x_map, const Params<T
   for (int round = 0; tile >= 0; ++round) {
     const int next_tile = TileOf(round + 1, params.tiles, worker.index, worker.count);
     RowSpan next_span{};
-    if (next_tile >= 0) next_span = params.rows[next_tile % params.row_count];  // hidden behind this tile
+    if (next_tile >= 0)
+      next_span = params.rows[next_tile % params.row_count];  // hidden behind this tile
     const int token = params.TokenTile(tile) * Tile::kTileTokens;
     int next_columns = 0;
     for (int p = span.begin; p < span.end; ++p) {
@@ -109,7 +112,8 @@ __device__ __forceinline__ void Produce(const CUtensorMap* x_map, const Params<T
         for (int box = 0; box < Tile::kTileTokens; box += kTokens) {
           CopyBox(x + box * kRowBytes, x_map, column, token + box, full);
         }
-        CopyBulk(x + Tile::kXBytes, params.values + int64_t{p} * Tile::kPanelBytes, Tile::kPanelBytes, full);
+        CopyBulk(x + Tile::kXBytes, params.values + int64_t{p} * Tile::kPanelBytes,
+                 Tile::kPanelBytes, full);
       }
       __syncwarp();
       ring.Advance();
@@ -124,8 +128,9 @@ __device__ __forceinline__ void Produce(const CUtensorMap* x_map, const Params<T
 // A warp's 16 outputs × kTokens into the warpgroup's staging area: one 128-byte row a token, swizzled like the tensor map.
 // In chunks of 64 tokens, so that few values besides the accumulators are live.
 template <typename T, int kTokens>
-__device__ __forceinline__ void StageOutputs(const float (&acc)[kTokens / 2], const float (&bias)[2],
-                                             const LinearOutput<T>& to, int64_t first_output, uint32_t staging) {
+__device__ __forceinline__ void StageOutputs(const float (&acc)[kTokens / 2],
+                                             const float (&bias)[2], const LinearOutput<T>& to,
+                                             int64_t first_output, uint32_t staging) {
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int64_t output = first_output + lane / 4;
   // Lane 8m + i addresses token i of matrix m: matrices 0 and 1 are outputs 0..7 and 8..15 of 8 tokens, 2 and 3 of the
@@ -144,29 +149,34 @@ __device__ __forceinline__ void StageOutputs(const float (&acc)[kTokens / 2], co
     }
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
-      const uint32_t matrices[4] = {
-          PackPair<T>(values[4 * j], values[4 * j + 1]), PackPair<T>(values[4 * j + 2], values[4 * j + 3]),
-          PackPair<T>(values[4 * j + 4], values[4 * j + 5]), PackPair<T>(values[4 * j + 6], values[4 * j + 7])};
+      const uint32_t matrices[4] = {PackPair<T>(values[4 * j], values[4 * j + 1]),
+                                    PackPair<T>(values[4 * j + 2], values[4 * j + 3]),
+                                    PackPair<T>(values[4 * j + 4], values[4 * j + 5]),
+                                    PackPair<T>(values[4 * j + 6], values[4 * j + 7])};
       StoreMatricesTransposed(row + (64 * chunk + 8 * j) * kRowBytes, matrices);
     }
   }
 }
 
 template <typename T, Mode kMode, int kTokens>
-__device__ __forceinline__ void Consume(const CUtensorMap* y_map, const Params<T>& params, Worker worker,
-                                        uint32_t stages, uint32_t staging, RingBarriers barriers) {
+__device__ __forceinline__ void Consume(const CUtensorMap* y_map, const Params<T>& params,
+                                        Worker worker, uint32_t stages, uint32_t staging,
+                                        RingBarriers barriers) {
   using Tile = Tile<kMode, kTokens>;
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const bool stores = threadIdx.x % 128 == 0;
   // Which half of the tile is this warpgroup's own.
   const int first_token = kMode == Mode::kSharedWeights ? warpgroup * kTokens : 0;
   const int first_row = kMode == Mode::kSharedX ? warpgroup * 64 : 0;
-  const uint32_t x_offset = first_token * kRowBytes, weight_offset = Tile::kXBytes + first_row * kRowBytes;
+  const uint32_t x_offset = first_token * kRowBytes,
+                 weight_offset = Tile::kXBytes + first_row * kRowBytes;
   RingPosition<Tile::kStages> ring;
   float acc[kTokens / 2];
   // What a tile reads from global memory is asked for a tile (spans) or a main loop (biases) before it is needed: an answer
   // from L2 takes as long as several products.
-  const auto span_of = [&](int tile) { return tile < 0 ? RowSpan{} : params.rows[tile % params.row_count]; };
+  const auto span_of = [&](int tile) {
+    return tile < 0 ? RowSpan{} : params.rows[tile % params.row_count];
+  };
   int tile = TileOf(0, params.tiles, worker.index, worker.count);
   RowSpan span = span_of(tile);
   for (int round = 0; tile >= 0; ++round) {
@@ -221,18 +231,21 @@ __device__ __forceinline__ void Consume(const CUtensorMap* y_map, const Params<T
 
 template <typename T, Mode kMode, int kTokens>
 __global__ void __launch_bounds__(kThreads, 1)
-    BlockSlabKernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap y_map,
-                    const Params<T> params) {
+    BlockSlabKernel(const __grid_constant__ CUtensorMap x_map,
+                    const __grid_constant__ CUtensorMap y_map, const Params<T> params) {
   using Tile = Tile<kMode, kTokens>;
   extern __shared__ char shared[];
-  const uint32_t rings = (SharedAddress(shared) + kImageAlignment - 1) / kImageAlignment * kImageAlignment;
+  const uint32_t rings =
+      (SharedAddress(shared) + kImageAlignment - 1) / kImageAlignment * kImageAlignment;
   const uint32_t staging = rings + Tile::kRings * Tile::kRingBytes;
   const uint32_t barriers = staging + 2 * Tile::kBuffers * Tile::kOutputBytes;
   const auto barriers_of = [&](int ring) {
-    return RingBarriers{barriers + 16 * Tile::kStages * ring, barriers + 16 * Tile::kStages * ring + 8 * Tile::kStages};
+    return RingBarriers{barriers + 16 * Tile::kStages * ring,
+                        barriers + 16 * Tile::kStages * ring + 8 * Tile::kStages};
   };
   if (threadIdx.x == 0) {
-    for (int r = 0; r < Tile::kRings; ++r) InitRing(barriers_of(r), Tile::kStages, kConsumerWarps / Tile::kRings);
+    for (int r = 0; r < Tile::kRings; ++r)
+      InitRing(barriers_of(r), Tile::kStages, kConsumerWarps / Tile::kRings);
     PrefetchMap(&x_map);
     PrefetchMap(&y_map);
   }
@@ -240,19 +253,22 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   WaitForPredecessors();
   const auto worker_of = [&](int ring) {
-    return Worker{static_cast<int>(blockIdx.x) * Tile::kRings + ring, static_cast<int>(gridDim.x) * Tile::kRings};
+    return Worker{static_cast<int>(blockIdx.x) * Tile::kRings + ring,
+                  static_cast<int>(gridDim.x) * Tile::kRings};
   };
   if (threadIdx.x >= 32 * kConsumerWarps) {
     ShrinkRegisters<kProducerRegisters>();
     const int ring = threadIdx.x / 32 - kConsumerWarps;
     if (ring < Tile::kRings) {
-      Produce<T, kMode, kTokens>(&x_map, params, worker_of(ring), rings + ring * Tile::kRingBytes, barriers_of(ring));
+      Produce<T, kMode, kTokens>(&x_map, params, worker_of(ring), rings + ring * Tile::kRingBytes,
+                                 barriers_of(ring));
     }
   } else {
     GrowRegisters<kConsumerRegisters>();
     const int warpgroup = threadIdx.x / 128, ring = kMode == Mode::kTwin ? warpgroup : 0;
     Consume<T, kMode, kTokens>(&y_map, params, worker_of(ring), rings + ring * Tile::kRingBytes,
-                               staging + warpgroup * Tile::kBuffers * Tile::kOutputBytes, barriers_of(ring));
+                               staging + warpgroup * Tile::kBuffers * Tile::kOutputBytes,
+                               barriers_of(ring));
   }
 }
 
@@ -261,15 +277,17 @@ KernelStatus RunShape(const KernelContext& ctx, const LinearArgs& args) {
   using Tile = Tile<kMode, kTokens>;
   const BlockImage image = BlockImageOf(args.weight);
   CUtensorMap x_map, y_map;
-  KernelStatus status = MakeTensorMap(&x_map, args.io_dtype, args.x, args.tokens, args.weight.in, args.x_stride,
-                                      kTokens, kPanelColumns);
+  KernelStatus status = MakeTensorMap(&x_map, args.io_dtype, args.x, args.tokens, args.weight.in,
+                                      args.x_stride, kTokens, kPanelColumns);
   if (!status.ok()) return status;
-  status = MakeTensorMap(&y_map, args.io_dtype, args.y, args.tokens, args.weight.out, args.y_stride, kTokens, 64);
+  status = MakeTensorMap(&y_map, args.io_dtype, args.y, args.tokens, args.weight.out, args.y_stride,
+                         kTokens, 64);
   if (!status.ok()) return status;
   const char* base = static_cast<const char*>(args.weight.packed);
   const int64_t token_tiles = (args.tokens + Tile::kTileTokens - 1) / Tile::kTileTokens;
   const int64_t tiles = token_tiles * image.block_rows_count;
-  if (tiles > INT32_MAX) return {KernelCode::kUnsupported, "block slab: too many tiles for one grid"};
+  if (tiles > INT32_MAX)
+    return {KernelCode::kUnsupported, "block slab: too many tiles for one grid"};
   const Params<T> params{reinterpret_cast<const RowSpan*>(base + image.rows_offset),
                          reinterpret_cast<const Panel*>(base + image.panels_offset),
                          base + image.values_offset,
@@ -293,13 +311,15 @@ KernelStatus RunMode(const KernelContext& ctx, const LinearArgs& args) {
 using RunFunction = KernelStatus (*)(const KernelContext&, const LinearArgs&);
 
 // `with_64` and `with_128` run blocks of 64 and 128 rows; null: not a problem for this variant.
-KernelStatus Run(const KernelContext& ctx, const LinearArgs& args, RunFunction with_64, RunFunction with_128) {
+KernelStatus Run(const KernelContext& ctx, const LinearArgs& args, RunFunction with_64,
+                 RunFunction with_128) {
   const LinearDesc desc = DescOfArgs(args);
   if (!FitsBlockImage(desc) || desc.block_rows < 64 || desc.block_cols < 64) {
     return {KernelCode::kUnsupported, "block slab: needs 2-byte blocks with sides 64 or 128"};
   }
   const RunFunction run = desc.block_rows == 64 ? with_64 : with_128;
-  if (run == nullptr) return {KernelCode::kUnsupported, "block slab: twin tiles need blocks of 64 rows"};
+  if (run == nullptr)
+    return {KernelCode::kUnsupported, "block slab: twin tiles need blocks of 64 rows"};
   if (KernelStatus status = CheckArgs(args); !status.ok() || args.tokens == 0) return status;
   return run(ctx, args);
 }

@@ -8,7 +8,7 @@
 // The thread block in which a row begins receives the other parts in its shared memory and adds them in the order of the
 // stream, so that the result does not depend on timing.
 //
-// H200, 10,240², 90 %, b = 64, one token: sums through global memory and tickets instead cost 2.5 µs of 10.2.
+// H200, 10,240², 90 %, b = 64, 16 tokens: sums through global memory and a counter instead took 14.6 µs, this way 12.0.
 #include "kernels/cuda/block_image.h"
 #include "kernels/cuda/device/epilogue.cuh"
 #include "kernels/cuda/device/launch.cuh"
@@ -22,7 +22,8 @@ constexpr int kCluster = 4;
 constexpr int kConsumerWarps = 8;
 constexpr int kConsumers = 32 * kConsumerWarps;
 constexpr int kThreads = kConsumers + 32;
-constexpr int kTableColumns = 512;   // first columns of a thread block's panels that are loaded at once
+constexpr int kTableColumns =
+    512;  // first columns of a thread block's panels that are loaded at once
 constexpr int kSharedLimit = 227 * 1024;
 
 template <int kRows, int kColumns, int kTokens>
@@ -36,16 +37,19 @@ struct Tile {
   static constexpr int kMetaBytes = kChunkPanels * sizeof(Panel);
   // Panels, then boxes: each starts at a multiple of its swizzle pattern (8 rows).
   static constexpr int kStageBytes =
-      (kWeightBytes + kChunkPanels * kBoxBytes + kMetaBytes + kImageAlignment - 1) / kImageAlignment * kImageAlignment;
-  static constexpr int kSlices = kRows / 16;               // 16-row pieces of a panel, one a warp
-  static constexpr int kParts = kConsumerWarps / kSlices;  // warps that share a slice, by products of 16 columns
+      (kWeightBytes + kChunkPanels * kBoxBytes + kMetaBytes + kImageAlignment - 1) /
+      kImageAlignment * kImageAlignment;
+  static constexpr int kSlices = kRows / 16;  // 16-row pieces of a panel, one a warp
+  static constexpr int kParts =
+      kConsumerWarps / kSlices;  // warps that share a slice, by products of 16 columns
   static constexpr int kProducts = kColumns / 16;
   static constexpr int kSums = kTokens / 2;  // accumulators a thread
   // Sums of one token lie together, rows padded so that a warp's fragments fall into different banks.
   static constexpr int kSumStride = kRows + 4;
   static constexpr int kReduceBytes = kParts * kTokens * kSumStride * 4;
   static constexpr int kPartBytes = kRows * kTokens * 4;  // one thread block's part of a shared row
-  static constexpr int kFixedBytes = kReduceBytes + kCluster * kPartBytes + 4 * kTableColumns + 2 * kImageAlignment;
+  static constexpr int kFixedBytes =
+      kReduceBytes + kCluster * kPartBytes + 4 * kTableColumns + 2 * kImageAlignment;
   // Half of the memory where that is enough for four stages: then the next layer's thread block fits beside this one, and
   // its weights are on their way while this one ends (10,240², one token: 9.7 µs; a ring of the whole memory 11.6 µs).
   static constexpr int kHalf = (kSharedLimit / 2 - kImageAlignment - kFixedBytes) / kStageBytes;
@@ -68,13 +72,15 @@ struct Params {
 struct Shared {
   uint32_t stages;
   float* sums;
-  float* parts;  // [kCluster]: this thread block's own part of the row it begins, then those of its followers
+  float*
+      parts;  // [kCluster]: this thread block's own part of the row it begins, then those of its followers
   int32_t* columns;
   RingBarriers barriers;
 };
 
 // Where the share of cluster `cluster` begins: the row boundary nearest to an equal share of the panels.
-__device__ __forceinline__ int ShareBegin(const Panel* panels, int panel_count, int cluster, int clusters) {
+__device__ __forceinline__ int ShareBegin(const Panel* panels, int panel_count, int cluster,
+                                          int clusters) {
   if (cluster == clusters) return panel_count;
   const int even = static_cast<int>(int64_t{cluster} * panel_count / clusters);
   if (even == 0) return 0;
@@ -101,7 +107,9 @@ struct Stream {
     end = BeginOf(rank + 1);
   }
 
-  __device__ __forceinline__ int BeginOf(int r) const { return share + r * share_panels / kCluster; }
+  __device__ __forceinline__ int BeginOf(int r) const {
+    return share + r * share_panels / kCluster;
+  }
 
   // The thread block of the cluster that has `panel`: the last r with r · share_panels / kCluster <= panel − share.
   __device__ __forceinline__ int RankOf(int panel) const {
@@ -111,9 +119,12 @@ struct Stream {
   // Expects a chunk's bytes and copies its weights and panel descriptions.
   __device__ __forceinline__ void CopyWeights(int first, int stage) const {
     const int panels = min(Tile::kChunkPanels, end - first);
-    const uint32_t to = shared.stages + stage * Tile::kStageBytes, full = shared.barriers.Full(stage);
-    ArriveExpecting(full, panels * (Tile::kPanelBytes + Tile::kBoxBytes + static_cast<int>(sizeof(Panel))));
-    CopyBulk(to, params.values + int64_t{first} * Tile::kPanelBytes, panels * Tile::kPanelBytes, full);
+    const uint32_t to = shared.stages + stage * Tile::kStageBytes,
+                   full = shared.barriers.Full(stage);
+    ArriveExpecting(
+        full, panels * (Tile::kPanelBytes + Tile::kBoxBytes + static_cast<int>(sizeof(Panel))));
+    CopyBulk(to, params.values + int64_t{first} * Tile::kPanelBytes, panels * Tile::kPanelBytes,
+             full);
     CopyBulk(to + Tile::kWeightBytes + Tile::kChunkPanels * Tile::kBoxBytes, params.panels + first,
              panels * sizeof(Panel), full);
   }
@@ -124,8 +135,8 @@ struct Stream {
     if (lane >= Tile::kChunkPanels || panel >= end) return;
     const int index = panel - begin;
     const int column = index < kTableColumns ? shared.columns[index] : params.panels[panel].column;
-    CopyBox(shared.stages + stage * Tile::kStageBytes + Tile::kWeightBytes + lane * Tile::kBoxBytes, x_map, column, 0,
-            shared.barriers.Full(stage));
+    CopyBox(shared.stages + stage * Tile::kStageBytes + Tile::kWeightBytes + lane * Tile::kBoxBytes,
+            x_map, column, 0, shared.barriers.Full(stage));
   }
 
   __device__ __forceinline__ void ProduceX(const CUtensorMap* x_map) const {
@@ -143,8 +154,8 @@ struct Stream {
   }
 
   // sums += panels [from, to) of a chunk. The products of 16 columns are dealt out to the warps of a slice in turn.
-  __device__ __forceinline__ void MultiplyPanels(float (&sums)[Tile::kSums], uint32_t stage, int from, int to, int slice,
-                                                 int part) const {
+  __device__ __forceinline__ void MultiplyPanels(float (&sums)[Tile::kSums], uint32_t stage,
+                                                 int from, int to, int slice, int part) const {
     constexpr int kP = Tile::kProducts, kQ = Tile::kParts;  // powers of two
     const int lane = threadIdx.x % 32;
     const int a_row = (slice * 16 + lane % 16) * Tile::kRowBytes;
@@ -175,9 +186,11 @@ struct Stream {
   }
 
   // This thread's sums to shared memory, part by part.
-  __device__ __forceinline__ void SpillSums(const float (&sums)[Tile::kSums], int slice, int part) const {
+  __device__ __forceinline__ void SpillSums(const float (&sums)[Tile::kSums], int slice,
+                                            int part) const {
     const int lane = threadIdx.x % 32;
-    float* to = shared.sums + (part * kTokens + lane % 4 * 2) * Tile::kSumStride + slice * 16 + lane / 4;
+    float* to =
+        shared.sums + (part * kTokens + lane % 4 * 2) * Tile::kSumStride + slice * 16 + lane / 4;
 #pragma unroll
     for (int t = 0; t < kTokens / 8; ++t, to += 8 * Tile::kSumStride) {
       to[0] = sums[4 * t];
@@ -188,7 +201,9 @@ struct Stream {
   }
 
   // Sum i of a block row is that of row i % kRows and token i / kRows.
-  __device__ __forceinline__ int SumCount() const { return kRows * static_cast<int>(params.to.tokens); }
+  __device__ __forceinline__ int SumCount() const {
+    return kRows * static_cast<int>(params.to.tokens);
+  }
 
   __device__ __forceinline__ void Store(int block_row, int i, float value) const {
     const int64_t column = int64_t{block_row} * kRows + i % kRows;
@@ -199,7 +214,8 @@ struct Stream {
   }
 
   // Reduces the warps' sums of one block row and stores them, or passes them to the thread block in which the row begins.
-  __device__ __forceinline__ void Flush(const Panel& row, const float (&sums)[Tile::kSums], int slice, int part) const {
+  __device__ __forceinline__ void Flush(const Panel& row, const float (&sums)[Tile::kSums],
+                                        int slice, int part) const {
     SpillSums(sums, slice, part);
     SyncThreads(1, kConsumers);
     const bool begins = row.begin >= begin, whole = begins && row.end <= end;
@@ -243,9 +259,10 @@ struct Stream {
   }
 
   __device__ __forceinline__ Panel PanelIn(uint32_t stage, int i) const {
-    const uint4 words =
-        LoadShared128(stage + Tile::kWeightBytes + Tile::kChunkPanels * Tile::kBoxBytes + i * sizeof(Panel));
-    return {static_cast<int>(words.x), static_cast<int>(words.y), static_cast<int>(words.z), static_cast<int>(words.w)};
+    const uint4 words = LoadShared128(stage + Tile::kWeightBytes +
+                                      Tile::kChunkPanels * Tile::kBoxBytes + i * sizeof(Panel));
+    return {static_cast<int>(words.x), static_cast<int>(words.y), static_cast<int>(words.z),
+            static_cast<int>(words.w)};
   }
 
   // Returns the last row, which other thread blocks may have parts of.
@@ -296,7 +313,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   char* after = dynamic_shared + (shared.stages - raw) + Tile::kStages * Tile::kStageBytes;
   shared.sums = reinterpret_cast<float*>(after);
   shared.parts = reinterpret_cast<float*>(after + Tile::kReduceBytes);
-  shared.columns = reinterpret_cast<int32_t*>(after + Tile::kReduceBytes + kCluster * Tile::kPartBytes);
+  shared.columns =
+      reinterpret_cast<int32_t*>(after + Tile::kReduceBytes + kCluster * Tile::kPartBytes);
   shared.barriers.full = SharedAddress(shared.columns + kTableColumns);
   shared.barriers.empty = shared.barriers.full + 8 * Tile::kStages;
   const Stream<T, kRows, kColumns, kTokens> stream(params, shared);
@@ -312,7 +330,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int i = threadIdx.x; i < min(stream.end - stream.begin, kTableColumns); i += kThreads) {
     shared.columns[i] = params.panels[stream.begin + i].column;
   }
-  SyncCluster();  // every thread block of the cluster is there before the first part is passed
+  __syncthreads();
+  MeetCluster();  // every thread block of the cluster is there before the first part is passed
   WaitForPredecessors();
   Panel last{0, -1, 0, 0};
   if (threadIdx.x >= kConsumers) {
@@ -322,7 +341,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     last = stream.Consume();
   }
   SyncCluster();  // all parts have arrived
-  if (threadIdx.x < kConsumers && last.row >= 0 && last.begin >= stream.begin && last.end > stream.end) {
+  if (threadIdx.x < kConsumers && last.row >= 0 && last.begin >= stream.begin &&
+      last.end > stream.end) {
     stream.Combine(last);
   }
 }
@@ -332,8 +352,8 @@ KernelStatus RunTokens(const KernelContext& ctx, const LinearArgs& args) {
   using Tile = Tile<kRows, kColumns, kTokens>;
   const BlockImage image = BlockImageOf(args.weight);
   CUtensorMap x_map;
-  KernelStatus status = MakeTensorMap(&x_map, args.io_dtype, args.x, args.tokens, args.weight.in, args.x_stride,
-                                      kTokens, kColumns);
+  KernelStatus status = MakeTensorMap(&x_map, args.io_dtype, args.x, args.tokens, args.weight.in,
+                                      args.x_stride, kTokens, kColumns);
   if (!status.ok()) return status;
   const char* base = static_cast<const char*>(args.weight.packed);
   const Params<T> params{reinterpret_cast<const RowSpan*>(base + image.rows_offset),
@@ -346,12 +366,14 @@ KernelStatus RunTokens(const KernelContext& ctx, const LinearArgs& args) {
   // As many clusters as there is room for with a multiprocessor a thread block (a graphics cluster of 18 has two left
   // over), but no thread block without a chunk of its own.
   int most = 0;
-  status = ActiveClusters(reinterpret_cast<const void*>(kernel), kCluster, kThreads, kSharedLimit - kImageAlignment,
-                          &most);
+  status = ActiveClusters(reinterpret_cast<const void*>(kernel), kCluster, kThreads,
+                          kSharedLimit - kImageAlignment, &most);
   if (!status.ok()) return status;
   const int64_t wanted = image.panels / (kCluster * Tile::kChunkPanels);
   const int64_t clusters = wanted < 1 ? 1 : wanted < most ? wanted : most;
-  return Launch(ctx, {dim3(static_cast<unsigned>(clusters * kCluster)), kThreads, Tile::kSharedBytes, kCluster, true},
+  return Launch(ctx,
+                {dim3(static_cast<unsigned>(clusters * kCluster)), kThreads, Tile::kSharedBytes,
+                 kCluster, true},
                 kernel, x_map, params);
 }
 
@@ -365,10 +387,14 @@ KernelStatus RunShape(const KernelContext& ctx, const LinearArgs& args) {
 template <typename T>
 KernelStatus RunTyped(const KernelContext& ctx, const LinearArgs& args) {
   switch (args.weight.block_rows) {
-    case 16: return RunShape<T, 16, 16>(ctx, args);
-    case 32: return RunShape<T, 32, 32>(ctx, args);
-    case 64: return RunShape<T, 64, 64>(ctx, args);
-    default: return RunShape<T, 128, 64>(ctx, args);
+    case 16:
+      return RunShape<T, 16, 16>(ctx, args);
+    case 32:
+      return RunShape<T, 32, 32>(ctx, args);
+    case 64:
+      return RunShape<T, 64, 64>(ctx, args);
+    default:
+      return RunShape<T, 128, 64>(ctx, args);
   }
 }
 
@@ -376,10 +402,12 @@ KernelStatus RunTyped(const KernelContext& ctx, const LinearArgs& args) {
 
 KernelStatus RunBlockStream(const KernelContext& ctx, const LinearArgs& args) {
   if (!FitsBlockStream(DescOfArgs(args))) {
-    return {KernelCode::kUnsupported, "block stream: needs square 2-byte blocks of 16 to 128 and at most 32 tokens"};
+    return {KernelCode::kUnsupported,
+            "block stream: needs square 2-byte blocks of 16 to 128 and at most 32 tokens"};
   }
   if (KernelStatus status = CheckArgs(args); !status.ok() || args.tokens == 0) return status;
-  return args.io_dtype == DType::kBFloat16 ? RunTyped<BFloat16>(ctx, args) : RunTyped<Float16>(ctx, args);
+  return args.io_dtype == DType::kBFloat16 ? RunTyped<BFloat16>(ctx, args)
+                                           : RunTyped<Float16>(ctx, args);
 }
 
 }  // namespace espalier::kernels::cuda

@@ -3,16 +3,15 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/cuda/scratch.h"
-
 namespace espalier::kernels::cuda {
 
 bool FitsDenseImage(const LinearDesc& desc) {
   constexpr int64_t kLimit = std::numeric_limits<int32_t>::max() / 2;
-  const bool is_float = desc.weight_dtype == DType::kFloat32 || desc.weight_dtype == DType::kBFloat16 ||
+  const bool is_float = desc.weight_dtype == DType::kFloat32 ||
+                        desc.weight_dtype == DType::kBFloat16 ||
                         desc.weight_dtype == DType::kFloat16;
-  return desc.layout == Layout::kDense && is_float && desc.io_dtype == desc.weight_dtype && desc.in >= 1 &&
-         desc.out >= 1 && desc.in <= kLimit && desc.out <= kLimit;
+  return desc.layout == Layout::kDense && is_float && desc.io_dtype == desc.weight_dtype &&
+         desc.in >= 1 && desc.out >= 1 && desc.in <= kLimit && desc.out <= kLimit;
 }
 
 size_t DenseImageBytes(const WeightView& weight) {
@@ -32,7 +31,7 @@ KernelStatus PackDenseImage(const WeightView& weight, void* packed) {
 }
 
 size_t DenseScratchBytes(const LinearDesc& desc) {
-  return kTicketBytes + (desc.out * SizeOf(desc.io_dtype) + 255) / 256 * 256 + kDenseWorkspaceBytes;
+  return (desc.out * SizeOf(desc.io_dtype) + 255) / 256 * 256 + kDenseWorkspaceBytes;
 }
 
 }  // namespace espalier::kernels::cuda

@@ -15,7 +15,7 @@ bool FitsDenseImage(const LinearDesc& desc);
 size_t DenseImageBytes(const WeightView& weight);
 KernelStatus PackDenseImage(const WeightView& weight, void* packed);
 
-// Tickets (scratch.h), the bias in the type of y, cuBLASLt's workspace.
+// The bias in the type of y, then cuBLASLt's workspace.
 constexpr size_t kDenseWorkspaceBytes = size_t{32} << 20;
 size_t DenseScratchBytes(const LinearDesc& desc);
 

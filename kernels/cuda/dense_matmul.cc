@@ -13,9 +13,8 @@
 
 #include "kernels/cuda/dense_epilogue.h"
 #include "kernels/cuda/dense_image.h"
-#include "kernels/cuda/launch.h"
 #include "kernels/cuda/kernels.h"
-#include "kernels/cuda/scratch.h"
+#include "kernels/cuda/launch.h"
 
 namespace espalier::kernels::cuda {
 namespace {
@@ -58,14 +57,19 @@ struct Plan {
 };
 
 cudaDataType_t TypeOf(DType dtype) {
-  return dtype == DType::kFloat32 ? CUDA_R_32F : dtype == DType::kBFloat16 ? CUDA_R_16BF : CUDA_R_16F;
+  return dtype == DType::kFloat32    ? CUDA_R_32F
+         : dtype == DType::kBFloat16 ? CUDA_R_16BF
+                                     : CUDA_R_16F;
 }
 
 cublasLtEpilogue_t EpilogueOf(const Problem& problem) {
   switch (problem.epilogue) {
-    case Activation::kRelu: return problem.bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU;
-    case Activation::kGeluTanh: return problem.bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
-    default: return problem.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    case Activation::kRelu:
+      return problem.bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU;
+    case Activation::kGeluTanh:
+      return problem.bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+    default:
+      return problem.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
   }
 }
 
@@ -82,15 +86,17 @@ cublasLtHandle_t Handle() {
 KernelStatus MakePlan(const Problem& problem, Plan* plan) {
   if (Handle() == nullptr) return {KernelCode::kLaunchFailed, "cuBLASLt: no handle"};
   const cudaDataType_t type = TypeOf(problem.dtype);
-  const cublasComputeType_t compute = problem.dtype == DType::kFloat32 && problem.math == DenseMath::kTf32
-                                          ? CUBLAS_COMPUTE_32F_FAST_TF32
-                                          : CUBLAS_COMPUTE_32F;
+  const cublasComputeType_t compute =
+      problem.dtype == DType::kFloat32 && problem.math == DenseMath::kTf32
+          ? CUBLAS_COMPUTE_32F_FAST_TF32
+          : CUBLAS_COMPUTE_32F;
   cublasLtMatmulDesc_t desc = nullptr;
   cublasLtMatrixLayout_t weight = nullptr, x = nullptr, y = nullptr;
   cublasLtMatmulPreference_t preference = nullptr;
   const cublasStatus_t created[] = {
       cublasLtMatmulDescCreate(&desc, compute, CUDA_R_32F),
-      cublasLtMatrixLayoutCreate(&weight, type, problem.in, problem.out, DenseRowStride(problem.in)),
+      cublasLtMatrixLayoutCreate(&weight, type, problem.in, problem.out,
+                                 DenseRowStride(problem.in)),
       cublasLtMatrixLayoutCreate(&x, type, problem.in, problem.tokens, problem.x_stride),
       cublasLtMatrixLayoutCreate(&y, type, problem.out, problem.tokens, problem.y_stride),
       cublasLtMatmulPreferenceCreate(&preference)};
@@ -107,13 +113,12 @@ KernelStatus MakePlan(const Problem& problem, Plan* plan) {
   const size_t workspace = kDenseWorkspaceBytes;
   cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof(transpose));
   cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue));
-  cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
-                                       sizeof(workspace));
+  cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                       &workspace, sizeof(workspace));
   plan->choices.resize(kMaxHeuristics);
   int found = 0;
-  const cublasStatus_t status =
-      cublasLtMatmulAlgoGetHeuristic(Handle(), desc, weight, x, y, y, preference, kMaxHeuristics,
-                                     plan->choices.data(), &found);
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+      Handle(), desc, weight, x, y, y, preference, kMaxHeuristics, plan->choices.data(), &found);
   if (status != CUBLAS_STATUS_SUCCESS) return FromLt(status);
   if (found == 0) return {KernelCode::kUnsupported, "cuBLASLt: no algorithm for this problem"};
   plan->choices.resize(found);
@@ -137,35 +142,42 @@ Plan* FindPlan(const Problem& problem, KernelStatus* status) {
 }
 
 bool IsFused(Activation activation) {
-  return activation == Activation::kNone || activation == Activation::kRelu || activation == Activation::kGeluTanh;
+  return activation == Activation::kNone || activation == Activation::kRelu ||
+         activation == Activation::kGeluTanh;
 }
 
 Problem ProblemOf(const LinearArgs& args, DenseMath math) {
   int device = 0;
   cudaGetDevice(&device);
-  return {args.io_dtype, math,           args.bias != nullptr,
+  return {args.io_dtype,
+          math,
+          args.bias != nullptr,
           IsFused(args.activation) ? args.activation : Activation::kNone,
-          device,        args.tokens,    args.weight.out,
-          args.weight.in, args.x_stride, args.y_stride};
+          device,
+          args.tokens,
+          args.weight.out,
+          args.weight.in,
+          args.x_stride,
+          args.y_stride};
 }
 
-char* BiasInScratch(const LinearArgs& args) { return static_cast<char*>(args.scratch) + kTicketBytes; }
+char* BiasInScratch(const LinearArgs& args) { return static_cast<char*>(args.scratch); }
 
 // The bias pointer is part of the descriptor, which calls share: each call sets it on a copy.
 KernelStatus Multiply(const KernelContext& ctx, const LinearArgs& args, const Plan& plan,
-                              const cublasLtMatmulAlgo_t& algorithm) {
+                      const cublasLtMatmulAlgo_t& algorithm) {
   cublasLtMatmulDescOpaque_t desc = *plan.desc;
   const void* bias = BiasInScratch(args);
   if (args.bias != nullptr) {
-    const cublasStatus_t status =
-        cublasLtMatmulDescSetAttribute(&desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
+    const cublasStatus_t status = cublasLtMatmulDescSetAttribute(
+        &desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
     if (status != CUBLAS_STATUS_SUCCESS) return FromLt(status);
   }
   const size_t bias_bytes = (args.weight.out * SizeOf(args.io_dtype) + 255) / 256 * 256;
   const float one = 1.0f, zero = 0.0f;
-  return FromLt(cublasLtMatmul(Handle(), &desc, &one, args.weight.packed, plan.weight.get(), args.x, plan.x.get(),
-                               &zero, args.y, plan.y.get(), args.y, plan.y.get(), &algorithm,
-                               BiasInScratch(args) + bias_bytes, kDenseWorkspaceBytes,
+  return FromLt(cublasLtMatmul(Handle(), &desc, &one, args.weight.packed, plan.weight.get(), args.x,
+                               plan.x.get(), &zero, args.y, plan.y.get(), args.y, plan.y.get(),
+                               &algorithm, BiasInScratch(args) + bias_bytes, kDenseWorkspaceBytes,
                                static_cast<cudaStream_t>(ctx.stream)));
 }
 
@@ -197,9 +209,11 @@ KernelStatus TimeChoice(const KernelContext& ctx, const LinearArgs& args, const 
 }
 
 KernelStatus Check(const LinearArgs& args) {
-  if (!FitsDenseImage(DescOfArgs(args))) return {KernelCode::kUnsupported, "dense: needs one type of f32, bf16, f16"};
+  if (!FitsDenseImage(DescOfArgs(args)))
+    return {KernelCode::kUnsupported, "dense: needs one type of f32, bf16, f16"};
   if (KernelStatus status = CheckArgs(args); !status.ok() || args.tokens == 0) return status;
-  if (args.scratch == nullptr) return {KernelCode::kInvalidArgument, "dense: scratch must not be null"};
+  if (args.scratch == nullptr)
+    return {KernelCode::kInvalidArgument, "dense: scratch must not be null"};
   return {};
 }
 
@@ -229,13 +243,16 @@ KernelStatus SettleDenseMatmul(const KernelContext& ctx, const LinearArgs& args,
   for (const cublasLtMatmulHeuristicResult_t& choice : plan->choices) {
     float micros = 0;
     if (choice.state != CUBLAS_STATUS_SUCCESS) continue;
-    if (!TimeChoice(ctx, args, *plan, choice.algo, &micros).ok()) continue;  // a refused algorithm is no candidate
+    if (!TimeChoice(ctx, args, *plan, choice.algo, &micros).ok())
+      continue;  // a refused algorithm is no candidate
     if (timed++ == 0 || micros < best) {
       best = micros;
       plan->algorithm = choice.algo;
     }
   }
-  return timed > 0 ? KernelStatus{} : KernelStatus{KernelCode::kUnsupported, "cuBLASLt: every algorithm was refused"};
+  return timed > 0
+             ? KernelStatus{}
+             : KernelStatus{KernelCode::kUnsupported, "cuBLASLt: every algorithm was refused"};
 }
 
 KernelStatus RunDenseCublasLt(const KernelContext& ctx, const LinearArgs& args) {

@@ -33,7 +33,8 @@ template <typename OnTile>
 void ForEachDiagonalTile(const WeightView& w, const GatherImage& image, OnTile on_tile) {
   std::vector<int64_t> met;
   for (int64_t tile = 0; tile < image.tiles; ++tile) {
-    const int64_t first = tile * kDiagonalTileRows, last = std::min(first + kDiagonalTileRows, w.out);
+    const int64_t first = tile * kDiagonalTileRows,
+                  last = std::min(first + kDiagonalTileRows, w.out);
     met.clear();
     for (int64_t k = 0; k < w.count; ++k) {
       if (Meets(w, w.offsets[k], first, last)) met.push_back(k);
@@ -58,24 +59,28 @@ void PackDiagonal(const WeightView& w, const GatherImage& image, char* base) {
   auto* units = reinterpret_cast<uint16_t*>(base + image.units_offset);
   const auto* values = static_cast<const uint16_t*>(w.values);
   int64_t unit = 0;
-  ForEachDiagonalTile(w, image, [&](int64_t tile, int64_t first, int64_t last, const std::vector<int64_t>& met) {
-    tiles[tile] = static_cast<int32_t>(unit);
-    const int64_t count = UnitsFor(static_cast<int64_t>(met.size()));
-    std::memset(units + unit * kUnitBytes / 2, 0, count * kUnitBytes);
-    std::fill_n(starts + unit * kUnitEntries, count * kUnitEntries, static_cast<uint16_t>(image.wrapped));
-    for (size_t i = 0; i < met.size(); ++i) {
-      const int64_t at = unit + static_cast<int64_t>(i) / kUnitEntries, entry = static_cast<int64_t>(i) % kUnitEntries;
-      const int64_t offset = w.offsets[met[i]];
-      starts[at * kUnitEntries + entry] = static_cast<uint16_t>(PositionOf(w, first, offset));
-      for (int64_t row = first; row < last; ++row) {
-        const int64_t column = PositionOf(w, row, offset);
-        if (column >= w.in) continue;
-        const int64_t lane = (row - first) % 32, half = (row - first) / 32;
-        units[at * kUnitBytes / 2 + lane * 8 + entry * 2 + half] = values[ValueIndex(w, met[i], row, column)];
-      }
-    }
-    unit += count;
-  });
+  ForEachDiagonalTile(
+      w, image, [&](int64_t tile, int64_t first, int64_t last, const std::vector<int64_t>& met) {
+        tiles[tile] = static_cast<int32_t>(unit);
+        const int64_t count = UnitsFor(static_cast<int64_t>(met.size()));
+        std::memset(units + unit * kUnitBytes / 2, 0, count * kUnitBytes);
+        std::fill_n(starts + unit * kUnitEntries, count * kUnitEntries,
+                    static_cast<uint16_t>(image.wrapped));
+        for (size_t i = 0; i < met.size(); ++i) {
+          const int64_t at = unit + static_cast<int64_t>(i) / kUnitEntries,
+                        entry = static_cast<int64_t>(i) % kUnitEntries;
+          const int64_t offset = w.offsets[met[i]];
+          starts[at * kUnitEntries + entry] = static_cast<uint16_t>(PositionOf(w, first, offset));
+          for (int64_t row = first; row < last; ++row) {
+            const int64_t column = PositionOf(w, row, offset);
+            if (column >= w.in) continue;
+            const int64_t lane = (row - first) % 32, half = (row - first) / 32;
+            units[at * kUnitBytes / 2 + lane * 8 + entry * 2 + half] =
+                values[ValueIndex(w, met[i], row, column)];
+          }
+        }
+        unit += count;
+      });
   tiles[image.tiles] = static_cast<int32_t>(unit);
 }
 
@@ -91,10 +96,12 @@ void PackCsr(const WeightView& w, const GatherImage& image, char* base) {
       std::fill_n(units + lane * 8, kUnitEntries, static_cast<uint16_t>(image.wrapped));
       std::fill_n(units + lane * 8 + kUnitEntries, kUnitEntries, uint16_t{0});
     }
-    for (int64_t row = tile * kCsrTileRows; row < std::min((tile + 1) * kCsrTileRows, w.out); ++row) {
+    for (int64_t row = tile * kCsrTileRows; row < std::min((tile + 1) * kCsrTileRows, w.out);
+         ++row) {
       for (int64_t i = 0; i < w.row_ptr[row + 1] - w.row_ptr[row]; ++i) {
         const int64_t stored = w.row_ptr[row] + i;
-        uint16_t* words = units + (unit + i / kUnitEntries) * kUnitBytes / 2 + row % kCsrTileRows * 8;
+        uint16_t* words =
+            units + (unit + i / kUnitEntries) * kUnitBytes / 2 + row % kCsrTileRows * 8;
         words[i % kUnitEntries] = static_cast<uint16_t>(w.col_idx[stored]);
         words[kUnitEntries + i % kUnitEntries] = values[stored];
       }
@@ -123,7 +130,8 @@ GatherImage GatherImageOf(const WeightView& weight) {
 bool FitsGatherImage(const LinearDesc& desc) {
   constexpr int64_t kMostPositions = std::numeric_limits<uint16_t>::max() - kDiagonalTileRows;
   const bool is_csr = desc.layout == Layout::kCsr;
-  const bool is_diagonal = desc.layout == Layout::kDiagonal && desc.block_rows == 1 && desc.block_cols == 1;
+  const bool is_diagonal =
+      desc.layout == Layout::kDiagonal && desc.block_rows == 1 && desc.block_cols == 1;
   if (!is_csr && !is_diagonal) return false;
   if (desc.weight_dtype != DType::kBFloat16 && desc.weight_dtype != DType::kFloat16) return false;
   if (desc.io_dtype != desc.weight_dtype || desc.in < 1 || desc.out < 1) return false;
@@ -136,9 +144,10 @@ size_t GatherImageBytes(const WeightView& weight) {
   const GatherImage image = GatherImageOf(weight);
   int64_t units = 0;
   if (weight.layout == Layout::kDiagonal) {
-    ForEachDiagonalTile(weight, image, [&](int64_t, int64_t, int64_t, const std::vector<int64_t>& met) {
-      units += UnitsFor(static_cast<int64_t>(met.size()));
-    });
+    ForEachDiagonalTile(weight, image,
+                        [&](int64_t, int64_t, int64_t, const std::vector<int64_t>& met) {
+                          units += UnitsFor(static_cast<int64_t>(met.size()));
+                        });
   } else {
     for (int64_t tile = 0; tile < image.tiles; ++tile) units += UnitsFor(LongestRow(weight, tile));
   }
@@ -146,9 +155,10 @@ size_t GatherImageBytes(const WeightView& weight) {
 }
 
 KernelStatus PackGatherImage(const WeightView& weight, void* packed) {
-  if (!FitsGatherImage({0, weight.out, weight.in, weight.layout, weight.dtype, weight.dtype, weight.block_rows,
-                        weight.block_cols, weight.count})) {
-    return {KernelCode::kUnsupported, "gather image: needs 2-byte csr or diagonal(1) below 65,472 columns"};
+  if (!FitsGatherImage({0, weight.out, weight.in, weight.layout, weight.dtype, weight.dtype,
+                        weight.block_rows, weight.block_cols, weight.count})) {
+    return {KernelCode::kUnsupported,
+            "gather image: needs 2-byte csr or diagonal(1) below 65,472 columns"};
   }
   const GatherImage image = GatherImageOf(weight);
   char* base = static_cast<char*>(packed);

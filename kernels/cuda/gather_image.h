@@ -34,9 +34,9 @@ constexpr int kCsrTileRows = 32;
 struct GatherImage {
   int64_t tiles = 0;
   int tile_rows = 0;
-  int64_t modulus = 0;    // csr: in; diagonal: max(out, in)
-  int64_t wrapped = 0;    // csr: in; diagonal: modulus + 64
-  int64_t positions = 0;  // all, the zeros included
+  int64_t modulus = 0;                         // csr: in; diagonal: max(out, in)
+  int64_t wrapped = 0;                         // csr: in; diagonal: modulus + 64
+  int64_t positions = 0;                       // all, the zeros included
   size_t starts_offset = 0, units_offset = 0;  // tiles are at 0
 };
 

@@ -25,8 +25,12 @@ constexpr int kThreads = 32 * kWarps;
 constexpr int kBatch = 4;  // units a warp has in flight
 constexpr size_t kSharedLimit = 227 * 1024;
 
-constexpr int ClusterOf(Share share) { return share == Share::kStream4 ? 4 : share == Share::kStream2 ? 2 : 1; }
-constexpr int TileRows(Format format) { return format == Format::kCsr ? kCsrTileRows : kDiagonalTileRows; }
+constexpr int ClusterOf(Share share) {
+  return share == Share::kStream4 ? 4 : share == Share::kStream2 ? 2 : 1;
+}
+constexpr int TileRows(Format format) {
+  return format == Format::kCsr ? kCsrTileRows : kDiagonalTileRows;
+}
 
 template <typename T>
 struct Params {
@@ -63,7 +67,8 @@ struct alignas(16) Vector<8> {
 
 // sums[t] += weight · value t of the vector.
 template <typename T, int kTokens>
-__device__ __forceinline__ void Accumulate(float* sums, float weight, const Vector<kTokens>& vector) {
+__device__ __forceinline__ void Accumulate(float* sums, float weight,
+                                           const Vector<kTokens>& vector) {
   if constexpr (kTokens == 1) {
     sums[0] = fmaf(weight, UnpackPair<T>(vector.words[0]).x, sums[0]);
   } else {
@@ -120,7 +125,8 @@ __device__ __forceinline__ void FillX(const Params<T>& params, int64_t token, Ve
       } else {
 #pragma unroll
         for (int w = 0; w < kTokens / 2; ++w) {
-          vector.words[w] = __byte_perm(rows[2 * w][c / 2], rows[2 * w + 1][c / 2], c % 2 == 0 ? 0x5410 : 0x7632);
+          vector.words[w] =
+              __byte_perm(rows[2 * w][c / 2], rows[2 * w + 1][c / 2], c % 2 == 0 ? 0x5410 : 0x7632);
         }
       }
       x[first + c] = vector;
@@ -131,14 +137,16 @@ __device__ __forceinline__ void FillX(const Params<T>& params, int64_t token, Ve
     uint16_t values[kTokens];
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
-      values[t] = t < present && column < params.in ? __ldg(from + t * params.x_stride + column) : 0;
+      values[t] =
+          t < present && column < params.in ? __ldg(from + t * params.x_stride + column) : 0;
     }
     Vector<kTokens> vector;
     if constexpr (kTokens == 1) {
       vector.words[0] = values[0];
     } else {
 #pragma unroll
-      for (int w = 0; w < kTokens / 2; ++w) vector.words[w] = values[2 * w] | uint32_t{values[2 * w + 1]} << 16;
+      for (int w = 0; w < kTokens / 2; ++w)
+        vector.words[w] = values[2 * w] | uint32_t{values[2 * w + 1]} << 16;
     }
     x[i] = vector;
   }
@@ -151,11 +159,13 @@ struct Batch {
 };
 
 template <typename T, Format kFormat>
-__device__ __forceinline__ void Load(const Params<T>& params, int first, int stride, int end, Batch& batch) {
+__device__ __forceinline__ void Load(const Params<T>& params, int first, int stride, int end,
+                                     Batch& batch) {
 #pragma unroll
   for (int i = 0; i < kBatch; ++i) {
     const int unit = first + i * stride;
-    const uint32_t zeros = params.wrapped | static_cast<uint32_t>(params.wrapped) << 16;  // two positions that hold 0
+    const uint32_t zeros = params.wrapped | static_cast<uint32_t>(params.wrapped)
+                                                << 16;  // two positions that hold 0
     batch.units[i] = unit < end ? __ldg(params.units + int64_t{unit} * 32 + threadIdx.x % 32)
                      : kFormat == Format::kCsr ? make_uint4(zeros, zeros, 0, 0)
                                                : make_uint4(0, 0, 0, 0);
@@ -170,11 +180,13 @@ template <Format kFormat, int kTokens>
 using Sums = float[TileRows(kFormat) / 32][kTokens];
 
 template <typename T, Format kFormat, int kTokens>
-__device__ __forceinline__ void Multiply(const Batch& batch, const Vector<kTokens>* x, Sums<kFormat, kTokens>& sums) {
+__device__ __forceinline__ void Multiply(const Batch& batch, const Vector<kTokens>* x,
+                                         Sums<kFormat, kTokens>& sums) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kBatch; ++i) {
-    const uint32_t words[4] = {batch.units[i].x, batch.units[i].y, batch.units[i].z, batch.units[i].w};
+    const uint32_t words[4] = {batch.units[i].x, batch.units[i].y, batch.units[i].z,
+                               batch.units[i].w};
     const uint32_t starts[2] = {batch.starts[i].x, batch.starts[i].y};
 #pragma unroll
     for (int d = 0; d < kUnitEntries; ++d) {
@@ -193,7 +205,8 @@ __device__ __forceinline__ void Multiply(const Batch& batch, const Vector<kToken
 }
 
 template <typename T>
-__device__ __forceinline__ void Store(const LinearOutput<T>& to, int64_t token, int64_t row, float value) {
+__device__ __forceinline__ void Store(const LinearOutput<T>& to, int64_t token, int64_t row,
+                                      float value) {
   if (token >= to.tokens || row >= to.out) return;
   float one[1] = {value + BiasAt(to.bias, row, to.out)};
   Activate<T>(one, to.activation);
@@ -208,7 +221,8 @@ __device__ __forceinline__ void RunWhole(const Params<T>& params, Vector<kTokens
     __syncthreads();  // everybody has left the tokens before
     FillX<T, kTokens>(params, token, x);
     __syncthreads();
-    for (int tile = item % params.parts * kWarps + warp; tile < params.tile_count; tile += params.parts * kWarps) {
+    for (int tile = item % params.parts * kWarps + warp; tile < params.tile_count;
+         tile += params.parts * kWarps) {
       const int begin = params.tiles[tile], end = params.tiles[tile + 1];
       Sums<kFormat, kTokens> sums = {};
       Batch batch, next;
@@ -222,7 +236,8 @@ __device__ __forceinline__ void RunWhole(const Params<T>& params, Vector<kTokens
       for (int r = 0; r < TileRows(kFormat) / 32; ++r) {
 #pragma unroll
         for (int t = 0; t < kTokens; ++t) {
-          Store(params.to, token + t, int64_t{tile} * TileRows(kFormat) + r * 32 + lane, sums[r][t]);
+          Store(params.to, token + t, int64_t{tile} * TileRows(kFormat) + r * 32 + lane,
+                sums[r][t]);
         }
       }
     }
@@ -232,7 +247,8 @@ __device__ __forceinline__ void RunWhole(const Params<T>& params, Vector<kTokens
 // Shared memory after x: the warps' sums of one tile, and the thread blocks' sums of the tiles that this one finishes.
 template <Format kFormat, int kTokens>
 struct StreamSums {
-  static constexpr int kCount = TileRows(kFormat) * kTokens;  // sum i: row i / kTokens, token i % kTokens
+  static constexpr int kCount =
+      TileRows(kFormat) * kTokens;  // sum i: row i / kTokens, token i % kTokens
   float warps[kWarps][kCount];
   float parts[2][4][kCount];  // [round % 2][thread block]
 };
@@ -255,7 +271,7 @@ __device__ __forceinline__ void RunStream(const Params<T>& params, Vector<kToken
     end = params.tiles[first_tile + 1];
   }
   Load<T, kFormat>(params, begin + first_unit, kStride, end, batch);
-  SyncCluster();  // every thread block of the cluster is there before the first sums are passed
+  MeetCluster();  // every thread block of the cluster is there before the first sums are passed
   WaitForPredecessors();
   FillX<T, kTokens>(params, token, x);
   __syncthreads();
@@ -282,10 +298,12 @@ __device__ __forceinline__ void RunStream(const Params<T>& params, Vector<kToken
 #pragma unroll
     for (int r = 0; r < TileRows(kFormat) / 32; ++r) {
 #pragma unroll
-      for (int t = 0; t < kTokens; ++t) shared->warps[warp][(r * 32 + lane) * kTokens + t] = sums[r][t];
+      for (int t = 0; t < kTokens; ++t)
+        shared->warps[warp][(r * 32 + lane) * kTokens + t] = sums[r][t];
     }
     __syncthreads();
-    const uint32_t part = ClusterAddress(SharedAddress(shared->parts[i / kCluster % 2][rank]), i % kCluster);
+    const uint32_t part =
+        ClusterAddress(SharedAddress(shared->parts[i / kCluster % 2][rank]), i % kCluster);
     for (int s = threadIdx.x; s < Shared::kCount; s += kThreads) {
       float value = 0.0f;
 #pragma unroll
@@ -301,7 +319,8 @@ __device__ __forceinline__ void RunStream(const Params<T>& params, Vector<kToken
       float value = 0.0f;
 #pragma unroll
       for (int r = 0; r < kCluster; ++r) value += shared->parts[i / kCluster % 2][r][s];
-      const int64_t row = int64_t{first_tile + mine * params.parts} * TileRows(kFormat) + s / kTokens;
+      const int64_t row =
+          int64_t{first_tile + mine * params.parts} * TileRows(kFormat) + s / kTokens;
       Store(params.to, token + s % kTokens, row, value);
     }
   }
@@ -338,16 +357,18 @@ KernelStatus RunTokens(const KernelContext& ctx, const LinearArgs& args, const G
   constexpr int kCluster = ClusterOf(kShare);
   int workers = MultiprocessorCount();
   if (kCluster > 1) {
-    const KernelStatus status =
-        ActiveClusters(reinterpret_cast<const void*>(kernel), kCluster, kThreads, kSharedLimit - 1024, &workers);
+    const KernelStatus status = ActiveClusters(reinterpret_cast<const void*>(kernel), kCluster,
+                                               kThreads, kSharedLimit - 1024, &workers);
     if (!status.ok()) return status;
   }
-  const int64_t tile_units = kShare == Share::kWhole ? (image.tiles + kWarps - 1) / kWarps : image.tiles;
+  const int64_t tile_units =
+      kShare == Share::kWhole ? (image.tiles + kWarps - 1) / kWarps : image.tiles;
   int64_t parts = workers / groups;
   parts = parts < 1 ? 1 : parts < tile_units ? parts : tile_units;
   const int64_t items = groups * parts;
   const int64_t grid = kCluster > 1 ? items * kCluster : items < workers ? items : workers;
-  if (items > INT32_MAX / kCluster) return {KernelCode::kUnsupported, "gather: too many token groups for one grid"};
+  if (items > INT32_MAX / kCluster)
+    return {KernelCode::kUnsupported, "gather: too many token groups for one grid"};
   const Params<T> params{reinterpret_cast<const int32_t*>(base),
                          reinterpret_cast<const uint2*>(base + image.starts_offset),
                          reinterpret_cast<const uint4*>(base + image.units_offset),
@@ -361,7 +382,8 @@ KernelStatus RunTokens(const KernelContext& ctx, const LinearArgs& args, const G
                          static_cast<int32_t>(groups),
                          static_cast<int32_t>(parts),
                          OutputOf<T>(args)};
-  return Launch(ctx, {dim3(static_cast<unsigned>(grid)), kThreads, shared_bytes, kCluster, true}, kernel, params);
+  return Launch(ctx, {dim3(static_cast<unsigned>(grid)), kThreads, shared_bytes, kCluster, true},
+                kernel, params);
 }
 
 // As many tokens at a time as there are and as fit.
@@ -394,7 +416,8 @@ KernelStatus RunTyped(const KernelContext& ctx, const LinearArgs& args) {
 
 KernelStatus Check(const LinearArgs& args) {
   if (!FitsGatherImage(DescOfArgs(args))) {
-    return {KernelCode::kUnsupported, "gather: needs 2-byte csr or diagonal(1) below 65,472 columns"};
+    return {KernelCode::kUnsupported,
+            "gather: needs 2-byte csr or diagonal(1) below 65,472 columns"};
   }
   return CheckArgs(args);
 }

@@ -19,7 +19,7 @@ namespace espalier::kernels::cuda {
 #define ESPALIER_CUDA_KERNELS(X) \
   X(DenseCublasLt)               \
   X(BlockMma)                    \
-  X(BlockSlabFull)                \
+  X(BlockSlabFull)               \
   X(BlockSlab128)                \
   X(BlockSlab64)                 \
   X(BlockTwin256)                \
@@ -37,7 +37,8 @@ enum class CudaKernel : int32_t {
       kCount
 };
 
-#define ESPALIER_CUDA_KERNEL_RUN(name) KernelStatus Run##name(const KernelContext&, const LinearArgs&);
+#define ESPALIER_CUDA_KERNEL_RUN(name) \
+  KernelStatus Run##name(const KernelContext&, const LinearArgs&);
 ESPALIER_CUDA_KERNELS(ESPALIER_CUDA_KERNEL_RUN)
 #undef ESPALIER_CUDA_KERNEL_RUN
 

@@ -21,8 +21,8 @@ using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 EncodeTiled FindEncodeTiled() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result;
-  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result) !=
-          cudaSuccess ||
+  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                       cudaEnableDefault, &result) != cudaSuccess ||
       result != cudaDriverEntryPointSuccess) {
     return nullptr;
   }
@@ -46,13 +46,15 @@ int MultiprocessorCount() {
   const int device = CurrentDevice();
   int count = counts[device].load(std::memory_order_relaxed);
   if (count == 0) {
-    if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) count = 1;
+    if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
+      count = 1;
     counts[device].store(count, std::memory_order_relaxed);
   }
   return count;
 }
 
-KernelStatus ActiveClusters(const void* kernel, int cluster, int threads, size_t shared_bytes, int* count) {
+KernelStatus ActiveClusters(const void* kernel, int cluster, int threads, size_t shared_bytes,
+                            int* count) {
   static std::mutex mutex;
   static std::map<std::pair<const void*, int>, int> known;
   if (KernelStatus status = AllowSharedMemory(kernel, shared_bytes); !status.ok()) return status;
@@ -70,7 +72,8 @@ KernelStatus ActiveClusters(const void* kernel, int cluster, int threads, size_t
     config.numAttrs = 1;
     const cudaError_t error = cudaOccupancyMaxActiveClusters(&active, kernel, &config);
     if (error != cudaSuccess) return FromCuda(error);
-    if (active < 1) return {KernelCode::kUnsupported, "the device has no room for a cluster of this kernel"};
+    if (active < 1)
+      return {KernelCode::kUnsupported, "the device has no room for a cluster of this kernel"};
   }
   *count = active;
   return {};
@@ -83,30 +86,34 @@ KernelStatus AllowSharedMemory(const void* kernel, size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex);
   size_t& limit = allowed[{kernel, CurrentDevice()}];
   if (limit >= bytes) return {};
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
   if (error != cudaSuccess) return FromCuda(error);
   limit = bytes;
   return {};
 }
 
-KernelStatus MakeTensorMap(CUtensorMap* map, DType dtype, const void* base, int64_t rows, int64_t columns,
-                           int64_t row_stride, int box_rows, int box_columns) {
+KernelStatus MakeTensorMap(CUtensorMap* map, DType dtype, const void* base, int64_t rows,
+                           int64_t columns, int64_t row_stride, int box_rows, int box_columns) {
   static const EncodeTiled encode = FindEncodeTiled();
-  if (encode == nullptr) return {KernelCode::kUnsupported, "the driver has no cuTensorMapEncodeTiled"};
-  const CUtensorMapDataType type =
-      dtype == DType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  if (encode == nullptr)
+    return {KernelCode::kUnsupported, "the driver has no cuTensorMapEncodeTiled"};
+  const CUtensorMapDataType type = dtype == DType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                             : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   const CUtensorMapSwizzle swizzle = box_columns == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
                                      : box_columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                          : CU_TENSOR_MAP_SWIZZLE_32B;
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(row_stride) * 2};
-  const cuuint32_t box[2] = {static_cast<cuuint32_t>(box_columns), static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t box[2] = {static_cast<cuuint32_t>(box_columns),
+                             static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t steps[2] = {1, 1};
-  const CUresult result = encode(map, type, 2, const_cast<void*>(base), sizes, strides, box, steps,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) return {KernelCode::kInvalidArgument, "the driver refused the tensor map of x"};
+  const CUresult result =
+      encode(map, type, 2, const_cast<void*>(base), sizes, strides, box, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS)
+    return {KernelCode::kInvalidArgument, "the driver refused the tensor map of x"};
   return {};
 }
 
@@ -121,8 +128,8 @@ KernelStatus CheckArgs(const LinearArgs& args) {
   if (args.x_stride < args.weight.in || args.y_stride < args.weight.out) {
     return {KernelCode::kInvalidArgument, "linear: a row stride is below the width"};
   }
-  if (args.x_stride % 8 != 0 || args.y_stride % 8 != 0 || !IsMultipleOf16(args.x) || !IsMultipleOf16(args.y) ||
-      !IsMultipleOf16(args.weight.packed)) {
+  if (args.x_stride % 8 != 0 || args.y_stride % 8 != 0 || !IsMultipleOf16(args.x) ||
+      !IsMultipleOf16(args.y) || !IsMultipleOf16(args.weight.packed)) {
     return {KernelCode::kInvalidArgument, "linear: CUDA kernels need 16-byte aligned rows"};
   }
   return {};

@@ -17,7 +17,8 @@ KernelStatus DeviceCount(int* count) { return FromCuda(cudaGetDeviceCount(count)
 
 KernelStatus DeviceInfo(int device, CudaDeviceInfo* info) {
   cudaDeviceProp properties;
-  if (KernelStatus status = FromCuda(cudaGetDeviceProperties(&properties, device)); !status.ok()) return status;
+  if (KernelStatus status = FromCuda(cudaGetDeviceProperties(&properties, device)); !status.ok())
+    return status;
   *info = {};
   std::memcpy(info->name, properties.name, sizeof(info->name));
   info->name[sizeof(info->name) - 1] = '\0';
@@ -43,7 +44,9 @@ KernelStatus UseDevice(int device) { return FromCuda(cudaSetDevice(device)); }
 
 KernelStatus Allocate(size_t bytes, void** pointer) { return FromCuda(cudaMalloc(pointer, bytes)); }
 KernelStatus Release(void* pointer) { return FromCuda(cudaFree(pointer)); }
-KernelStatus AllocatePinned(size_t bytes, void** pointer) { return FromCuda(cudaMallocHost(pointer, bytes)); }
+KernelStatus AllocatePinned(size_t bytes, void** pointer) {
+  return FromCuda(cudaMallocHost(pointer, bytes));
+}
 KernelStatus ReleasePinned(void* pointer) { return FromCuda(cudaFreeHost(pointer)); }
 KernelStatus Copy(void* to, const void* from, size_t bytes, void* stream) {
   return FromCuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, Stream(stream)));
@@ -59,7 +62,9 @@ KernelStatus CreateStream(void** stream) {
   return FromCuda(error);
 }
 KernelStatus DestroyStream(void* stream) { return FromCuda(cudaStreamDestroy(Stream(stream))); }
-KernelStatus SynchronizeStream(void* stream) { return FromCuda(cudaStreamSynchronize(Stream(stream))); }
+KernelStatus SynchronizeStream(void* stream) {
+  return FromCuda(cudaStreamSynchronize(Stream(stream)));
+}
 KernelStatus CreateEvent(void** event) {
   cudaEvent_t created = nullptr;
   const cudaError_t error = cudaEventCreate(&created);
@@ -86,7 +91,8 @@ KernelStatus BeginCapture(void* stream) {
 KernelStatus EndCapture(void* stream, void** graph) {
   *graph = nullptr;
   cudaGraph_t captured = nullptr;
-  if (KernelStatus status = FromCuda(cudaStreamEndCapture(Stream(stream), &captured)); !status.ok()) return status;
+  if (KernelStatus status = FromCuda(cudaStreamEndCapture(Stream(stream), &captured)); !status.ok())
+    return status;
   cudaGraphExec_t executable = nullptr;
   const cudaError_t error = cudaGraphInstantiate(&executable, captured, 0);
   cudaGraphDestroy(captured);
@@ -96,7 +102,9 @@ KernelStatus EndCapture(void* stream, void** graph) {
 KernelStatus LaunchGraph(void* graph, void* stream) {
   return FromCuda(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), Stream(stream)));
 }
-KernelStatus DestroyGraph(void* graph) { return FromCuda(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph))); }
+KernelStatus DestroyGraph(void* graph) {
+  return FromCuda(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)));
+}
 
 KernelStatus Settle(CudaKernel kernel, const KernelContext& ctx, const LinearArgs& args) {
   if (kernel != CudaKernel::kDenseCublasLt) return {};
@@ -145,7 +153,8 @@ constexpr CudaModule kModule = {
 }  // namespace
 }  // namespace espalier::kernels::cuda
 
-extern "C" __attribute__((visibility("default"))) const espalier::kernels::cuda::CudaModule* espalier_cuda_module(
-    uint32_t abi) {
-  return abi == espalier::kernels::cuda::kCudaModuleAbi ? &espalier::kernels::cuda::kModule : nullptr;
+extern "C" __attribute__((visibility("default"))) const espalier::kernels::cuda::CudaModule*
+espalier_cuda_module(uint32_t abi) {
+  return abi == espalier::kernels::cuda::kCudaModuleAbi ? &espalier::kernels::cuda::kModule
+                                                        : nullptr;
 }

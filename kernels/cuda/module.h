@@ -58,7 +58,8 @@ struct CudaModule {
   KernelStatus (*create_event)(void** event);
   KernelStatus (*destroy_event)(void* event);
   KernelStatus (*record_event)(void* event, void* stream);
-  KernelStatus (*wait_event)(void* stream, void* event);  // later work of `stream` waits for the event
+  KernelStatus (*wait_event)(void* stream,
+                             void* event);  // later work of `stream` waits for the event
   KernelStatus (*synchronize_event)(void* event);
   KernelStatus (*elapsed_micros)(void* begin, void* end, float* micros);
 

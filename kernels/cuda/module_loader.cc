@@ -12,7 +12,8 @@ const CudaModule* OpenCudaModule(const std::string& path, std::string* error) {
     *error = text != nullptr ? text : file + ": dlopen failed";
     return nullptr;
   }
-  const auto entry = reinterpret_cast<decltype(&espalier_cuda_module)>(dlsym(handle, "espalier_cuda_module"));
+  const auto entry =
+      reinterpret_cast<decltype(&espalier_cuda_module)>(dlsym(handle, "espalier_cuda_module"));
   if (entry == nullptr) {
     *error = file + ": has no espalier_cuda_module";
     return nullptr;

@@ -11,7 +11,9 @@
 namespace espalier::kernels::cuda {
 namespace {
 
-size_t AlignUp(size_t bytes) { return (bytes + kImageAlignment - 1) / kImageAlignment * kImageAlignment; }
+size_t AlignUp(size_t bytes) {
+  return (bytes + kImageAlignment - 1) / kImageAlignment * kImageAlignment;
+}
 
 // One panel of a group: its columns, which half and row of the group it belongs to, where its values are.
 struct GroupPanel {
@@ -24,29 +26,33 @@ struct GroupPanel {
 };
 
 // By slab, the order in which steps take them.
-std::vector<GroupPanel> PanelsOfGroup(const WeightView& weight, const BlockRows& rows, int64_t group) {
+std::vector<GroupPanel> PanelsOfGroup(const WeightView& weight, const BlockRows& rows,
+                                      int64_t group) {
   const int half_rows = HalfRows(weight.block_rows), kc = PanelColumns(weight.block_cols);
   const int slab_columns = SlabColumns(kc);
-  const int64_t first = group * 2 * half_rows;
-  const int64_t last = std::min(first + 2 * half_rows, weight.block_row_count());
+  const int64_t group_rows = int64_t{Halves(weight.block_rows)} * half_rows;
+  const int64_t first = group * group_rows;
+  const int64_t last = std::min(first + group_rows, weight.block_row_count());
   std::vector<GroupPanel> panels;
   for (int64_t row = first; row < last; ++row) {
     const auto in_group = static_cast<int32_t>(row - first);
     for (int32_t i = rows.row_begin[row]; i < rows.row_begin[row + 1]; ++i) {
       for (int split = 0; split < weight.block_cols / kc; ++split) {
         const int32_t column = rows.entries[i].column * weight.block_cols + split * kc;
-        panels.push_back({column / slab_columns * slab_columns, column, in_group / half_rows, in_group % half_rows,
-                          rows.entries[i].block, split});
+        panels.push_back({column / slab_columns * slab_columns, column, in_group / half_rows,
+                          in_group % half_rows, rows.entries[i].block, split});
       }
     }
   }
-  std::stable_sort(panels.begin(), panels.end(),
-                   [](const GroupPanel& a, const GroupPanel& b) { return a.slab_column < b.slab_column; });
+  std::stable_sort(panels.begin(), panels.end(), [](const GroupPanel& a, const GroupPanel& b) {
+    return a.slab_column < b.slab_column;
+  });
   return panels;
 }
 
 // How many of the panels from `begin` on form the next step: as many slabs, and panels of either half, as fit.
-size_t StepLength(const std::vector<GroupPanel>& panels, size_t begin, int max_slabs, int max_panels) {
+size_t StepLength(const std::vector<GroupPanel>& panels, size_t begin, int max_slabs,
+                  int max_panels) {
   int slabs = 0, taken[2] = {0, 0};
   size_t i = begin;
   for (; i < panels.size(); ++i) {
@@ -59,9 +65,9 @@ size_t StepLength(const std::vector<GroupPanel>& panels, size_t begin, int max_s
   return i - begin;
 }
 
-// The two halves of a step; sorts its panels by half, row and column.
-void MakeStep(std::vector<GroupPanel>::iterator begin, std::vector<GroupPanel>::iterator end, int panel_columns,
-              int64_t first_panel, Step* halves) {
+// Both halves of a step (the second is empty where groups have one); sorts its panels by half, row and column.
+void MakeStep(std::vector<GroupPanel>::iterator begin, std::vector<GroupPanel>::iterator end,
+              int panel_columns, int64_t first_panel, Step* halves) {
   Step shared{};
   for (auto it = begin; it != end; ++it) {
     if (shared.slabs == 0 || shared.column[shared.slabs - 1] != it->slab_column) {
@@ -74,7 +80,9 @@ void MakeStep(std::vector<GroupPanel>::iterator begin, std::vector<GroupPanel>::
   });
   for (auto it = begin; it != end; ++it) {
     Step& step = halves[it->half];
-    const auto slab = std::lower_bound(shared.column, shared.column + shared.slabs, it->slab_column) - shared.column;
+    const auto slab =
+        std::lower_bound(shared.column, shared.column + shared.slabs, it->slab_column) -
+        shared.column;
     const auto offset = slab * SlabBytes(panel_columns) + (it->column - it->slab_column) * 2;
     step.x_offset[step.panels++] = static_cast<uint16_t>(offset / 16);
     for (int g = it->row; g < kMaxHalfRows; ++g) ++step.row_end[g];
@@ -108,8 +116,9 @@ void ForEachStep(const WeightView& weight, const RowGroupImage& image, OnStep on
 
 RowGroupImage RowGroupImageOf(const WeightView& weight) {
   const BlockImage blocks = BlockImageOf(weight);
-  const int rows = 2 * HalfRows(weight.block_rows);
+  const int rows = Halves(weight.block_rows) * HalfRows(weight.block_rows);
   RowGroupImage image;
+  image.halves = Halves(weight.block_rows);
   image.groups = (blocks.block_rows_count + rows - 1) / rows;
   image.panels = blocks.panels;
   image.panel_columns = blocks.panel_columns;
@@ -127,7 +136,7 @@ size_t RowGroupImageBytes(const WeightView& weight) {
   const RowGroupImage image = RowGroupImageOf(weight);
   size_t steps = 0;
   ForEachStep(weight, image, [&](int64_t, const Step*, const GroupPanel*) { ++steps; });
-  return image.steps_offset + AlignUp(2 * steps * sizeof(Step));
+  return image.steps_offset + AlignUp(image.halves * steps * sizeof(Step));
 }
 
 KernelStatus PackRowGroupImage(const WeightView& weight, void* packed) {
@@ -151,8 +160,7 @@ KernelStatus PackRowGroupImage(const WeightView& weight, void* packed) {
     };
     ForEachStep(weight, image, [&](int64_t group, const Step* halves, const GroupPanel* panels) {
       open_until(group);
-      steps[2 * count] = halves[0];
-      steps[2 * count + 1] = halves[1];
+      std::copy_n(halves, image.halves, steps + count * image.halves);
       spans[group].end = ++count;
       for (int i = 0; i < halves[0].panels + halves[1].panels; ++i) {
         const uint16_t* block =

@@ -62,12 +62,15 @@ struct GatherForm {
 };
 
 struct GatherStreamForm : GatherForm {
-  static bool Fits(const LinearDesc& desc) { return FitsGatherImage(desc) && desc.tokens <= kMaxStreamTokens; }
+  static bool Fits(const LinearDesc& desc) {
+    return FitsGatherImage(desc) && desc.tokens <= kMaxStreamTokens;
+  }
 };
 
 template <Layout kLayout, DType kType, typename Form>
 bool Supports(const LinearDesc& desc) {
-  return desc.layout == kLayout && desc.io_dtype == kType && desc.weight_dtype == kType && Form::Fits(desc);
+  return desc.layout == kLayout && desc.io_dtype == kType && desc.weight_dtype == kType &&
+         Form::Fits(desc);
 }
 
 template <CudaKernel kKernel>
@@ -78,9 +81,16 @@ KernelStatus RunThroughModule(const KernelContext& ctx, const LinearArgs& args) 
 }
 
 constexpr LinearVariant kVariants[] = {
-#define ESPALIER_CUDA_VARIANT(name, layout, dtype, arch, kernel, form)                                       \
-  {#name,          Layout::layout, Arch::arch, Layout::layout != Layout::kDense,                             \
-   Supports<Layout::layout, DType::dtype, form>, form::kPacking, form::kBytes, form::kPack, form::Scratch,  \
+#define ESPALIER_CUDA_VARIANT(name, layout, dtype, arch, kernel, form) \
+  {#name,                                                              \
+   Layout::layout,                                                     \
+   Arch::arch,                                                         \
+   Layout::layout != Layout::kDense,                                   \
+   Supports<Layout::layout, DType::dtype, form>,                       \
+   form::kPacking,                                                     \
+   form::kBytes,                                                       \
+   form::kPack,                                                        \
+   form::Scratch,                                                      \
    RunThroughModule<CudaKernel::k##kernel>},
 #include "kernels/cuda/variants.inc"
 #undef ESPALIER_CUDA_VARIANT
@@ -111,6 +121,8 @@ bool RunsOn(const LinearVariant& variant, Arch device_arch) {
   return variant.arch <= device_arch;
 }
 
-void UseCudaModule(const CudaModule* module) { loaded_module.store(module, std::memory_order_release); }
+void UseCudaModule(const CudaModule* module) {
+  loaded_module.store(module, std::memory_order_release);
+}
 
 }  // namespace espalier::kernels::cuda

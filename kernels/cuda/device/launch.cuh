@@ -22,7 +22,8 @@ struct LaunchShape {
 template <typename... Params>
 KernelStatus Launch(const KernelContext& ctx, const LaunchShape& shape, void (*kernel)(Params...),
                     const std::type_identity_t<Params>&... params) {
-  KernelStatus status = AllowSharedMemory(reinterpret_cast<const void*>(kernel), shape.shared_bytes);
+  KernelStatus status =
+      AllowSharedMemory(reinterpret_cast<const void*>(kernel), shape.shared_bytes);
   if (!status.ok()) return status;
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;

@@ -17,7 +17,8 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
 // --- mbarrier: a phase completes when `count` arrivals and all expected bytes have come ---
 
 __device__ __forceinline__ void InitBarrier(uint32_t barrier_address, uint32_t count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier_address), "r"(count) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier_address), "r"(count)
+               : "memory");
 }
 
 // Makes initialised barriers visible to the copy engine.
@@ -27,7 +28,8 @@ __device__ __forceinline__ void FenceBarrierInit() {
 }
 
 __device__ __forceinline__ void ArriveExpecting(uint32_t barrier_address, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_address), "r"(bytes)
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_address),
+               "r"(bytes)
                : "memory");
 }
 
@@ -60,29 +62,34 @@ __device__ __forceinline__ void Wait(uint32_t barrier_address, uint32_t parity) 
 __device__ __forceinline__ void CopyBulk(uint32_t to_address, const void* from, uint32_t bytes,
                                          uint32_t barrier_address) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to_address),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to_address),
       "l"(from), "r"(bytes), "r"(barrier_address)
       : "memory");
 }
 
 // One box of a 2-D tensor map at (column, row); what lies outside the tensor arrives as zeros and counts as bytes.
-__device__ __forceinline__ void CopyBox(uint32_t to_address, const CUtensorMap* map, int column, int row,
-                                        uint32_t barrier_address) {
+__device__ __forceinline__ void CopyBox(uint32_t to_address, const CUtensorMap* map, int column,
+                                        int row, uint32_t barrier_address) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
-          to_address),
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+      "%4}], [%2];" ::"r"(to_address),
       "l"(map), "r"(barrier_address), "r"(column), "r"(row)
       : "memory");
 }
 
 // One box from shared memory to a 2-D tensor map at (column, row); what lies outside the tensor is not written. The bytes
 // must have been written before a FenceAsyncProxy of every writer and a barrier.
-__device__ __forceinline__ void StoreBox(const CUtensorMap* map, uint32_t from_address, int column, int row) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-               "r"(from_address), "r"(column), "r"(row)
-               : "memory");
+__device__ __forceinline__ void StoreBox(const CUtensorMap* map, uint32_t from_address, int column,
+                                         int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+      "r"(from_address), "r"(column), "r"(row)
+      : "memory");
 }
-__device__ __forceinline__ void CommitStores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void CommitStores() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
 // Until all but kPending of this thread's stores have read their shared memory, or have been written altogether.
 template <int kPending>
 __device__ __forceinline__ void WaitStoresRead() {
@@ -93,7 +100,9 @@ __device__ __forceinline__ void WaitStores() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 // Orders this thread's ordinary shared-memory writes before later reads by the copy engine.
-__device__ __forceinline__ void FenceAsyncProxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void FenceAsyncProxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 
 __device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -124,7 +133,14 @@ __device__ __forceinline__ uint32_t ClusterRank() {
 }
 // Every thread of every thread block of the cluster.
 __device__ __forceinline__ void SyncCluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+}
+// The same where nothing but the threads' presence and initialised barriers (FenceBarrierInit) is passed on: a releasing
+// arrival would wait for every load that is under way.
+__device__ __forceinline__ void MeetCluster() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
 }
 // Arrives at the barrier that lies at the same address in the thread block `rank` of the cluster.
 __device__ __forceinline__ void ArriveAt(uint32_t barrier_address, uint32_t rank) {
@@ -145,10 +161,12 @@ __device__ __forceinline__ void StoreToCluster(uint32_t cluster_address, float v
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(cluster_address), "f"(value) : "memory");
 }
 // CopyBox into every thread block of `mask`, at the same address, completing on the same barrier of each.
-__device__ __forceinline__ void CopyBoxToCluster(uint32_t to_address, const CUtensorMap* map, int column, int row,
-                                                 uint32_t barrier_address, uint16_t mask) {
+__device__ __forceinline__ void CopyBoxToCluster(uint32_t to_address, const CUtensorMap* map,
+                                                 int column, int row, uint32_t barrier_address,
+                                                 uint16_t mask) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, "
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
+      "cluster [%0], [%1, {%3, "
       "%4}], [%2], %5;" ::"r"(to_address),
       "l"(map), "r"(barrier_address), "r"(column), "r"(row), "h"(mask)
       : "memory");
@@ -157,17 +175,25 @@ __device__ __forceinline__ void CopyBoxToCluster(uint32_t to_address, const CUte
 // --- programmatic dependent launch ---
 
 // Until the kernels that this one depends on have finished and their writes are visible.
-__device__ __forceinline__ void WaitForPredecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void WaitForPredecessors() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 // Lets the dependent kernel start while this one still runs.
-__device__ __forceinline__ void ReleaseSuccessors() { asm volatile("griddepcontrol.launch_dependents;"); }
+__device__ __forceinline__ void ReleaseSuccessors() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
 
 // --- sm_80: asynchronous 16-byte copies ---
 
 // Copies the first `bytes` (0..16) and fills the rest of the 16 with zeros.
 __device__ __forceinline__ void Copy16(uint32_t to_address, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_address), "l"(from), "r"(bytes) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_address), "l"(from),
+               "r"(bytes)
+               : "memory");
 }
-__device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void CommitCopies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 template <int kPending>
 __device__ __forceinline__ void WaitCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -217,15 +243,18 @@ __device__ __forceinline__ void LoadMatrices(uint32_t (&r)[2], uint32_t row_addr
 }
 
 // Four 8×8 matrices, each transposed: lane 8m + i gives the address of row i of matrix m, which receives column i.
-__device__ __forceinline__ void StoreMatricesTransposed(uint32_t row_address, const uint32_t (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(r[0]),
-               "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
+__device__ __forceinline__ void StoreMatricesTransposed(uint32_t row_address,
+                                                        const uint32_t (&r)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address),
+      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+      : "memory");
 }
 __device__ __forceinline__ void StoreMatrices(uint32_t row_address, const uint32_t (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(r[0]),
-               "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address),
+      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+      : "memory");
 }
 
 }  // namespace espalier::kernels::cuda

@@ -30,8 +30,12 @@ struct Operand {
 };
 constexpr uint32_t kProductBytes = 32;  // one instruction consumes 16 values of K
 
-__device__ __forceinline__ void FenceProducts() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void CommitProducts() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void FenceProducts() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void CommitProducts() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
 template <int kPending>
 __device__ __forceinline__ void WaitProducts() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -44,71 +48,85 @@ __device__ __forceinline__ void FenceRegisters(float (&d)[kCount]) {
 }
 
 #define ESPALIER_ACC4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define ESPALIER_ACC16(i) ESPALIER_ACC4(i), ESPALIER_ACC4(i + 4), ESPALIER_ACC4(i + 8), ESPALIER_ACC4(i + 12)
-#define ESPALIER_ACC64(i) ESPALIER_ACC16(i), ESPALIER_ACC16(i + 16), ESPALIER_ACC16(i + 32), ESPALIER_ACC16(i + 48)
+#define ESPALIER_ACC16(i) \
+  ESPALIER_ACC4(i), ESPALIER_ACC4(i + 4), ESPALIER_ACC4(i + 8), ESPALIER_ACC4(i + 12)
+#define ESPALIER_ACC64(i) \
+  ESPALIER_ACC16(i), ESPALIER_ACC16(i + 16), ESPALIER_ACC16(i + 32), ESPALIER_ACC16(i + 48)
 
-#define ESPALIER_WGMMA_16(type) \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type " {" \
-  "%0, %1, %2, %3, %4, %5, %6, %7" \
-  "}, %8, %9, 1, 1, 1, 0, 0;" : ESPALIER_ACC4(0), ESPALIER_ACC4(4) : "l"(a), "l"(b))
+#define ESPALIER_WGMMA_64(type)                                                                 \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                      \
+               " {"                                                                             \
+               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "         \
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
+               "}, %32, %33, 1, 1, 1, 0, 0;"                                                    \
+               : ESPALIER_ACC16(0), ESPALIER_ACC16(16)                                          \
+               : "l"(a), "l"(b))
 
-#define ESPALIER_WGMMA_32(type) \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " {" \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
-  "}, %16, %17, 1, 1, 1, 0, 0;" : ESPALIER_ACC16(0) : "l"(a), "l"(b))
+#define ESPALIER_WGMMA_128(type)                                                                  \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                       \
+               " {"                                                                               \
+               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"   \
+               "}, %64, %65, 1, 1, 1, 0, 0;"                                                      \
+               : ESPALIER_ACC64(0)                                                                \
+               : "l"(a), "l"(b))
 
-#define ESPALIER_WGMMA_64(type) \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
-  "}, %32, %33, 1, 1, 1, 0, 0;" : ESPALIER_ACC16(0), ESPALIER_ACC16(16) : "l"(a), "l"(b))
+#define ESPALIER_WGMMA_192(type)                                                                  \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type                       \
+               " {"                                                                               \
+               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+               "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+               "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"   \
+               "}, %96, %97, 1, 1, 1, 0, 0;"                                                      \
+               : ESPALIER_ACC64(0), ESPALIER_ACC16(64), ESPALIER_ACC16(80)                        \
+               : "l"(a), "l"(b))
 
-#define ESPALIER_WGMMA_128(type) \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63" \
-  "}, %64, %65, 1, 1, 1, 0, 0;" : ESPALIER_ACC64(0) : "l"(a), "l"(b))
-
-#define ESPALIER_WGMMA_192(type) \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type " {" \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95" \
-  "}, %96, %97, 1, 1, 1, 0, 0;" : ESPALIER_ACC64(0), ESPALIER_ACC16(64), ESPALIER_ACC16(80) : "l"(a), "l"(b))
-
-#define ESPALIER_WGMMA_256(type) \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {" \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
-  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127" \
-  "}, %128, %129, 1, 1, 1, 0, 0;" : ESPALIER_ACC64(0), ESPALIER_ACC64(64) : "l"(a), "l"(b))
+#define ESPALIER_WGMMA_256(type)                                                                  \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type                       \
+               " {"                                                                               \
+               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+               "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+               "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+               "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, " \
+               "%110, %111, "                                                                     \
+               "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "   \
+               "%125, %126, %127"                                                                 \
+               "}, %128, %129, 1, 1, 1, 0, 0;"                                                    \
+               : ESPALIER_ACC64(0), ESPALIER_ACC64(64)                                            \
+               : "l"(a), "l"(b))
 
 // d += a · bᵀ, n = 2 · kCount columns, operands of type T.
 template <typename T, int kCount>
 __device__ __forceinline__ void Product(float (&d)[kCount], uint64_t a, uint64_t b) {
   constexpr bool kIsBFloat16 = __is_same(T, BFloat16);
-  if constexpr (kCount == 8) {
-    if constexpr (kIsBFloat16) ESPALIER_WGMMA_16("bf16"); else ESPALIER_WGMMA_16("f16");
-  } else if constexpr (kCount == 16) {
-    if constexpr (kIsBFloat16) ESPALIER_WGMMA_32("bf16"); else ESPALIER_WGMMA_32("f16");
-  } else if constexpr (kCount == 32) {
-    if constexpr (kIsBFloat16) ESPALIER_WGMMA_64("bf16"); else ESPALIER_WGMMA_64("f16");
+  if constexpr (kCount == 32) {
+    if constexpr (kIsBFloat16)
+      ESPALIER_WGMMA_64("bf16");
+    else
+      ESPALIER_WGMMA_64("f16");
   } else if constexpr (kCount == 64) {
-    if constexpr (kIsBFloat16) ESPALIER_WGMMA_128("bf16"); else ESPALIER_WGMMA_128("f16");
+    if constexpr (kIsBFloat16)
+      ESPALIER_WGMMA_128("bf16");
+    else
+      ESPALIER_WGMMA_128("f16");
   } else if constexpr (kCount == 96) {
-    if constexpr (kIsBFloat16) ESPALIER_WGMMA_192("bf16"); else ESPALIER_WGMMA_192("f16");
+    if constexpr (kIsBFloat16)
+      ESPALIER_WGMMA_192("bf16");
+    else
+      ESPALIER_WGMMA_192("f16");
   } else if constexpr (kCount == 128) {
-    if constexpr (kIsBFloat16) ESPALIER_WGMMA_256("bf16"); else ESPALIER_WGMMA_256("f16");
+    if constexpr (kIsBFloat16)
+      ESPALIER_WGMMA_256("bf16");
+    else
+      ESPALIER_WGMMA_256("f16");
   } else {
     static_assert(kCount == 0, "no wgmma of this width");
   }

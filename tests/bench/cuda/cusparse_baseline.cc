@@ -11,7 +11,8 @@ namespace {
 using namespace kernels;           // NOLINT: a bench of that namespace
 using namespace kernels::testing;  // NOLINT
 
-constexpr cusparseSpMMAlg_t kAlgorithms[] = {CUSPARSE_SPMM_CSR_ALG1, CUSPARSE_SPMM_CSR_ALG2, CUSPARSE_SPMM_CSR_ALG3};
+constexpr cusparseSpMMAlg_t kAlgorithms[] = {CUSPARSE_SPMM_CSR_ALG1, CUSPARSE_SPMM_CSR_ALG2,
+                                             CUSPARSE_SPMM_CSR_ALG3};
 
 KernelStatus FromCusparse(cusparseStatus_t status) {
   if (status == CUSPARSE_STATUS_SUCCESS) return {};
@@ -28,7 +29,8 @@ struct CusparseCsr::Handles {
   cusparseSpMMAlg_t algorithm = CUSPARSE_SPMM_CSR_ALG2;
 };
 
-CusparseCsr::CusparseCsr(const cuda::CudaModule* module, const WeightView& weight, const LinearArgs& args)
+CusparseCsr::CusparseCsr(const cuda::CudaModule* module, const WeightView& weight,
+                         const LinearArgs& args)
     : module_(module),
       row_ptr_(module, weight.row_ptr, (weight.out + 1) * 4),
       col_idx_(module, weight.col_idx, weight.count * 4),
@@ -38,26 +40,27 @@ CusparseCsr::CusparseCsr(const cuda::CudaModule* module, const WeightView& weigh
                               : weight.dtype == DType::kBFloat16 ? CUDA_R_16BF
                                                                  : CUDA_R_16F;
   OrDie(FromCusparse(cusparseCreate(&handles_->handle)), "cusparse");
-  OrDie(FromCusparse(cusparseCreateCsr(&handles_->weight, weight.out, weight.in, weight.count, row_ptr_.as(),
-                                       col_idx_.as(), values_.as(), CUSPARSE_INDEX_32I, CUSPARSE_INDEX_32I,
-                                       CUSPARSE_INDEX_BASE_ZERO, type)),
+  OrDie(FromCusparse(cusparseCreateCsr(
+            &handles_->weight, weight.out, weight.in, weight.count, row_ptr_.as(), col_idx_.as(),
+            values_.as(), CUSPARSE_INDEX_32I, CUSPARSE_INDEX_32I, CUSPARSE_INDEX_BASE_ZERO, type)),
         "cusparse csr");
   // Row-major [tokens, features] is column-major [features, tokens].
   const size_t element = SizeOf(weight.dtype);
   turned_x_ = DeviceBuffer(module, weight.in * args.tokens * element);
   turned_y_ = DeviceBuffer(module, weight.out * args.tokens * element);
   turned_x_.Fill(0x3c);  // small finite numbers in every 2- and 4-byte type
-  OrDie(FromCusparse(cusparseCreateDnMat(&handles_->inputs[0], weight.in, args.tokens, args.x_stride,
-                                         const_cast<void*>(args.x), type, CUSPARSE_ORDER_COL)),
-        "cusparse x");
-  OrDie(FromCusparse(cusparseCreateDnMat(&handles_->outputs[0], weight.out, args.tokens, args.y_stride, args.y, type,
-                                         CUSPARSE_ORDER_COL)),
+  OrDie(
+      FromCusparse(cusparseCreateDnMat(&handles_->inputs[0], weight.in, args.tokens, args.x_stride,
+                                       const_cast<void*>(args.x), type, CUSPARSE_ORDER_COL)),
+      "cusparse x");
+  OrDie(FromCusparse(cusparseCreateDnMat(&handles_->outputs[0], weight.out, args.tokens,
+                                         args.y_stride, args.y, type, CUSPARSE_ORDER_COL)),
         "cusparse y");
-  OrDie(FromCusparse(cusparseCreateDnMat(&handles_->inputs[1], weight.in, args.tokens, args.tokens, turned_x_.as(), type,
-                                         CUSPARSE_ORDER_ROW)),
+  OrDie(FromCusparse(cusparseCreateDnMat(&handles_->inputs[1], weight.in, args.tokens, args.tokens,
+                                         turned_x_.as(), type, CUSPARSE_ORDER_ROW)),
         "cusparse x");
-  OrDie(FromCusparse(cusparseCreateDnMat(&handles_->outputs[1], weight.out, args.tokens, args.tokens, turned_y_.as(),
-                                         type, CUSPARSE_ORDER_ROW)),
+  OrDie(FromCusparse(cusparseCreateDnMat(&handles_->outputs[1], weight.out, args.tokens,
+                                         args.tokens, turned_y_.as(), type, CUSPARSE_ORDER_ROW)),
         "cusparse y");
   int best = 0;
   double best_micros = 0;
@@ -89,14 +92,16 @@ void CusparseCsr::Choose(int algorithm, bool feature_major) {
   const float one = 1.0f, zero = 0.0f;
   size_t bytes = 0;
   OrDie(FromCusparse(cusparseSpMM_bufferSize(handles_->handle, CUSPARSE_OPERATION_NON_TRANSPOSE,
-                                             CUSPARSE_OPERATION_NON_TRANSPOSE, &one, handles_->weight, handles_->x,
-                                             &zero, handles_->y, CUDA_R_32F, handles_->algorithm, &bytes)),
+                                             CUSPARSE_OPERATION_NON_TRANSPOSE, &one,
+                                             handles_->weight, handles_->x, &zero, handles_->y,
+                                             CUDA_R_32F, handles_->algorithm, &bytes)),
         "cusparse workspace");
   workspace_ = DeviceBuffer(module_, std::max<size_t>(bytes, 16));
   // What preprocessing finds out is kept in the matrix: as for our own kernels, it is not timed.
   OrDie(FromCusparse(cusparseSpMM_preprocess(handles_->handle, CUSPARSE_OPERATION_NON_TRANSPOSE,
-                                             CUSPARSE_OPERATION_NON_TRANSPOSE, &one, handles_->weight, handles_->x,
-                                             &zero, handles_->y, CUDA_R_32F, handles_->algorithm, workspace_.as())),
+                                             CUSPARSE_OPERATION_NON_TRANSPOSE, &one,
+                                             handles_->weight, handles_->x, &zero, handles_->y,
+                                             CUDA_R_32F, handles_->algorithm, workspace_.as())),
         "cusparse preprocess");
 }
 
@@ -119,13 +124,15 @@ double CusparseCsr::Time() {
 
 KernelStatus CusparseCsr::Enqueue(void* stream) {
   const float one = 1.0f, zero = 0.0f;
-  if (KernelStatus status = FromCusparse(cusparseSetStream(handles_->handle, static_cast<cudaStream_t>(stream)));
+  if (KernelStatus status =
+          FromCusparse(cusparseSetStream(handles_->handle, static_cast<cudaStream_t>(stream)));
       !status.ok()) {
     return status;
   }
   return FromCusparse(cusparseSpMM(handles_->handle, CUSPARSE_OPERATION_NON_TRANSPOSE,
-                                   CUSPARSE_OPERATION_NON_TRANSPOSE, &one, handles_->weight, handles_->x, &zero,
-                                   handles_->y, CUDA_R_32F, handles_->algorithm, workspace_.as()));
+                                   CUSPARSE_OPERATION_NON_TRANSPOSE, &one, handles_->weight,
+                                   handles_->x, &zero, handles_->y, CUDA_R_32F, handles_->algorithm,
+                                   workspace_.as()));
 }
 
 CsrArrays ToCsr(const WeightView& weight) {
@@ -141,7 +148,8 @@ CsrArrays ToCsr(const WeightView& weight) {
   };
   for (int64_t row = 0; row < weight.out; ++row) {
     if (weight.layout == Layout::kCsr) {
-      for (int32_t i = weight.row_ptr[row]; i < weight.row_ptr[row + 1]; ++i) push(weight.col_idx[i], i);
+      for (int32_t i = weight.row_ptr[row]; i < weight.row_ptr[row + 1]; ++i)
+        push(weight.col_idx[i], i);
     } else {
       std::vector<std::pair<int64_t, int64_t>> entries;  // column, index
       const int64_t D = weight.diagonal_length();

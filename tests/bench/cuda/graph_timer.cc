@@ -9,8 +9,8 @@ namespace espalier::bench {
 
 using kernels::testing::OrDie;
 
-TimedGraph::TimedGraph(const kernels::cuda::CudaModule* module, void* stream, int repeats, const Enqueue& enqueue,
-                       const std::string& what)
+TimedGraph::TimedGraph(const kernels::cuda::CudaModule* module, void* stream, int repeats,
+                       const Enqueue& enqueue, const std::string& what)
     : module_(module), stream_(stream), repeats_(repeats) {
   OrDie(module->begin_capture(stream), what.c_str());
   for (int i = 0; i < repeats; ++i) OrDie(enqueue(stream, i), what.c_str());
@@ -29,8 +29,9 @@ double TimedGraph::Replay(void* begin, void* end) const {
   return micros / repeats_;
 }
 
-std::vector<Timing> TimeInTurn(const kernels::cuda::CudaModule* module, const std::vector<const TimedGraph*>& graphs,
-                               int least, double seconds) {
+std::vector<Timing> TimeInTurn(const kernels::cuda::CudaModule* module,
+                               const std::vector<const TimedGraph*>& graphs, int least,
+                               double seconds) {
   void *begin = nullptr, *end = nullptr;
   OrDie(module->create_event(&begin), "event");
   OrDie(module->create_event(&end), "event");
@@ -51,8 +52,11 @@ std::vector<Timing> TimeInTurn(const kernels::cuda::CudaModule* module, const st
   std::vector<Timing> timings;
   for (std::vector<double>& s : samples) {
     std::sort(s.begin(), s.end());
-    const auto at = [&](double q) { return s[static_cast<size_t>(q * static_cast<double>(s.size() - 1) + 0.5)]; };
-    timings.push_back({at(0.5), s.front(), (at(0.75) - at(0.25)) / at(0.5), static_cast<int>(s.size())});
+    const auto at = [&](double q) {
+      return s[static_cast<size_t>(q * static_cast<double>(s.size() - 1) + 0.5)];
+    };
+    timings.push_back(
+        {at(0.5), s.front(), (at(0.75) - at(0.25)) / at(0.5), static_cast<int>(s.size())});
   }
   return timings;
 }

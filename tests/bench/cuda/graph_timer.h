@@ -21,8 +21,8 @@ class TimedGraph {
  public:
   using Enqueue = std::function<kernels::KernelStatus(void* stream, int i)>;
   // Dies with `what` when the capture fails.
-  TimedGraph(const kernels::cuda::CudaModule* module, void* stream, int repeats, const Enqueue& enqueue,
-             const std::string& what);
+  TimedGraph(const kernels::cuda::CudaModule* module, void* stream, int repeats,
+             const Enqueue& enqueue, const std::string& what);
   ~TimedGraph();
   TimedGraph(const TimedGraph&) = delete;
   TimedGraph& operator=(const TimedGraph&) = delete;
@@ -39,7 +39,8 @@ class TimedGraph {
 
 // Replays the graphs forwards and backwards in turn (ABBA), after one warm-up each, until every graph has `least` samples
 // and about `seconds` have gone by.
-std::vector<Timing> TimeInTurn(const kernels::cuda::CudaModule* module, const std::vector<const TimedGraph*>& graphs,
-                               int least, double seconds);
+std::vector<Timing> TimeInTurn(const kernels::cuda::CudaModule* module,
+                               const std::vector<const TimedGraph*>& graphs, int least,
+                               double seconds);
 
 }  // namespace espalier::bench

@@ -4,8 +4,6 @@
 #include <cmath>
 #include <map>
 
-#include "kernels/cuda/dense_image.h"
-#include "kernels/cuda/scratch.h"
 #include "tests/kernels/cuda/gpu_reference.h"
 
 namespace espalier::bench {
@@ -20,8 +18,8 @@ int64_t RowStride(int64_t width) { return (width + 63) / 64 * 64; }
 
 }  // namespace
 
-LayerStack::LayerStack(const cuda::CudaModule* module, std::vector<LayerSpec> layers, int64_t tokens,
-                       size_t least_bytes)
+LayerStack::LayerStack(const cuda::CudaModule* module, std::vector<LayerSpec> layers,
+                       int64_t tokens, size_t least_bytes)
     : module_(module), layers_(std::move(layers)), tokens_(tokens) {
   std::map<std::string, std::shared_ptr<RandomWeight>> made;
   for (const LayerSpec& layer : layers_) {
@@ -40,7 +38,8 @@ LayerStack::LayerStack(const cuda::CudaModule* module, std::vector<LayerSpec> la
     std::vector<DeviceBuffer> buffers;
     for (size_t i = 0; i < strides_.size(); ++i) {
       buffers.emplace_back(module, tokens * strides_[i] * SizeOf(dtype));
-      if (i == 0) OrDie(GpuFillRandom(buffers[0].as(), dtype, tokens * strides_[0], 1 + copy), "fill x");
+      if (i == 0)
+        OrDie(GpuFillRandom(buffers[0].as(), dtype, tokens * strides_[0], 1 + copy), "fill x");
     }
     activations_.push_back(std::move(buffers));
   }
@@ -71,26 +70,29 @@ double LayerStack::TouchedBytes() const {
   for (size_t l = 0; l < layers_.size(); ++l) {
     const RandomWeightSpec& w = layers_[l].weight;
     const double element = static_cast<double>(SizeOf(w.dtype));
-    bytes += element * (static_cast<double>(weights_[l]->stored) + static_cast<double>(tokens_ * (w.in + w.out)));
+    bytes += element * (static_cast<double>(weights_[l]->stored) +
+                        static_cast<double>(tokens_ * (w.in + w.out)));
   }
   return bytes;
 }
 
 double LayerStack::UsefulFlops() const {
   double flops = 0;
-  for (const auto& weight : weights_) flops += 2.0 * static_cast<double>(weight->stored) * static_cast<double>(tokens_);
+  for (const auto& weight : weights_)
+    flops += 2.0 * static_cast<double>(weight->stored) * static_cast<double>(tokens_);
   return flops;
 }
 
-PackedLayer::PackedLayer(const LayerStack& stack, int layer, const LinearVariant& variant, const PackedLayer* like)
+PackedLayer::PackedLayer(const LayerStack& stack, int layer, const LinearVariant& variant,
+                         const PackedLayer* like)
     : stack_(&stack), layer_(layer), variant_(&variant) {
   const WeightView view = Args(0).weight;
   if (variant.layout == Layout::kDense) {
     weight_bytes_ = variant.packed_bytes(view);
     for (int copy = 0; copy < stack.copies(); ++copy) {
       weights_.emplace_back(stack.module(), weight_bytes_);
-      OrDie(GpuFillRandom(weights_.back().as(), view.dtype, static_cast<int64_t>(weight_bytes_ / SizeOf(view.dtype)),
-                          100 + copy),
+      OrDie(GpuFillRandom(weights_.back().as(), view.dtype,
+                          static_cast<int64_t>(weight_bytes_ / SizeOf(view.dtype)), 100 + copy),
             "fill dense");
     }
   } else {
@@ -99,8 +101,11 @@ PackedLayer::PackedLayer(const LayerStack& stack, int layer, const LinearVariant
     weight_bytes_ = like != nullptr ? like->weight_bytes_ : packed.size();
     for (int copy = 0; copy < stack.copies(); ++copy) {
       weights_.emplace_back(stack.module(), weight_bytes_);
-      const void* from = like != nullptr ? like->weights_[0].as() : copy == 0 ? packed.data() : weights_[0].as();
-      OrDie(stack.module()->copy(weights_.back().as(), from, weight_bytes_, nullptr), "copy weights");
+      const void* from = like != nullptr ? like->weights_[0].as()
+                         : copy == 0     ? packed.data()
+                                         : weights_[0].as();
+      OrDie(stack.module()->copy(weights_.back().as(), from, weight_bytes_, nullptr),
+            "copy weights");
     }
     OrDie(stack.module()->synchronize_stream(nullptr), "copy weights");
   }
@@ -123,7 +128,8 @@ LinearArgs PackedLayer::Args(int copy, int64_t first_token, int64_t tokens) cons
   return args;
 }
 
-KernelStatus PackedLayer::Enqueue(void* stream, int copy, int64_t first_token, int64_t tokens) const {
+KernelStatus PackedLayer::Enqueue(void* stream, int copy, int64_t first_token,
+                                  int64_t tokens) const {
   KernelContext ctx;
   ctx.arch = variant_->arch;
   ctx.stream = stream;
@@ -131,7 +137,8 @@ KernelStatus PackedLayer::Enqueue(void* stream, int copy, int64_t first_token, i
 }
 
 void PackedLayer::Settle(int64_t tokens) const {
-  OrDie(stack_->module()->settle(cuda::KernelOf(*variant_), KernelContext{}, Args(0, 0, tokens)), variant_->name);
+  OrDie(stack_->module()->settle(cuda::KernelOf(*variant_), KernelContext{}, Args(0, 0, tokens)),
+        variant_->name);
   OrDie(stack_->module()->synchronize_stream(nullptr), variant_->name);
 }
 
@@ -143,11 +150,13 @@ std::string PackedLayer::Verify(void* stream) const {
   OrDie(module->fill(args.y, 0xff, tokens * args.y_stride * SizeOf(dtype), nullptr), "poison");
   OrDie(module->synchronize_stream(nullptr), "poison");
   if (const KernelStatus status = Enqueue(stream, 0); !status.ok()) return status.message;
-  if (const KernelStatus status = module->synchronize_stream(stream); !status.ok()) return status.message;
+  if (const KernelStatus status = module->synchronize_stream(stream); !status.ok())
+    return status.message;
   int64_t unwritten = 0;
   OrDie(GpuCountNan(args.y, dtype, tokens, out, args.y_stride, &unwritten), "count");
   if (unwritten > 0) return std::to_string(unwritten) + " outputs are NaN or were not written";
-  if (variant_->layout == Layout::kDense) return "";  // random weights of its own; a library's arithmetic
+  if (variant_->layout == Layout::kDense)
+    return "";  // random weights of its own; a library's arithmetic
 
   std::vector<int64_t> sample;
   for (int64_t t = 0; t < tokens; ++t) {
@@ -156,7 +165,8 @@ std::string PackedLayer::Verify(void* stream) const {
   const auto count = static_cast<int64_t>(sample.size());
   const DeviceArrays arrays(module, stack_->weight(layer_));
   const DeviceBuffer tokens_there(module, sample.data(), sample.size() * 8);
-  const DeviceBuffer expected_there(module, count * out * 8), magnitude_there(module, count * out * 8);
+  const DeviceBuffer expected_there(module, count * out * 8),
+      magnitude_there(module, count * out * 8);
   args.weight = arrays.view();
   OrDie(GpuReferenceLinear(args, tokens_there.as<int64_t>(), count, expected_there.as<double>(),
                            magnitude_there.as<double>()),
@@ -166,20 +176,23 @@ std::string PackedLayer::Verify(void* stream) const {
   magnitude_there.Download(magnitude.data());
   std::vector<char> row(args.y_stride * SizeOf(dtype));
   // As in linear_gpu_check, with the mean number of terms of a row.
-  const double terms = static_cast<double>(stack_->weight(layer_).stored) / static_cast<double>(out);
+  const double terms =
+      static_cast<double>(stack_->weight(layer_).stored) / static_cast<double>(out);
   const double summation = 1.13 * (8 * std::sqrt(terms) + 2) * 0x1p-24;
   const double half_ulp = dtype == DType::kBFloat16 ? 0x1p-8 : 0x1p-11;
   for (int64_t i = 0; i < count; ++i) {
-    const char* from = static_cast<const char*>(args.y) + sample[i] * static_cast<int64_t>(row.size());
+    const char* from =
+        static_cast<const char*>(args.y) + sample[i] * static_cast<int64_t>(row.size());
     OrDie(module->copy(row.data(), from, row.size(), nullptr), "download");
     OrDie(module->synchronize_stream(nullptr), "download");
     for (int64_t c = 0; c < out; ++c) {
       const double want = expected[i * out + c], actual = FromElement(row.data(), dtype, c);
       const double allowed = (half_ulp + 4e-4) * 1.01 * std::abs(want) +
-                             summation * magnitude[i * out + c] + (args.activation == Activation::kGeluTanh ? 1.5e-3 : 1e-30);
+                             summation * magnitude[i * out + c] +
+                             (args.activation == Activation::kGeluTanh ? 1.5e-3 : 1e-30);
       if (!(std::abs(actual - want) <= allowed)) {
-        return "token " + std::to_string(sample[i]) + " output " + std::to_string(c) + ": expected " +
-               std::to_string(want) + ", actual " + std::to_string(actual);
+        return "token " + std::to_string(sample[i]) + " output " + std::to_string(c) +
+               ": expected " + std::to_string(want) + ", actual " + std::to_string(actual);
       }
     }
   }

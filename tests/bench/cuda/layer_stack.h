@@ -46,7 +46,8 @@ class LayerStack {
   int copies_ = 1;
   std::vector<std::shared_ptr<kernels::testing::RandomWeight>> weights_;  // equal specs share one
   std::vector<int64_t> strides_;  // of the input of layer l; the last of the output
-  std::vector<std::vector<kernels::testing::DeviceBuffer>> activations_;  // [copy][layer input … output]
+  std::vector<std::vector<kernels::testing::DeviceBuffer>>
+      activations_;  // [copy][layer input … output]
 };
 
 // One layer's weight in the form of one variant, in every copy, with its scratch.
@@ -61,7 +62,9 @@ class PackedLayer {
   size_t weight_bytes() const { return weight_bytes_; }
   kernels::LinearArgs Args(int copy) const { return Args(copy, 0, stack_->tokens()); }
   kernels::LinearArgs Args(int copy, int64_t first_token, int64_t tokens) const;
-  kernels::KernelStatus Enqueue(void* stream, int copy) const { return Enqueue(stream, copy, 0, stack_->tokens()); }
+  kernels::KernelStatus Enqueue(void* stream, int copy) const {
+    return Enqueue(stream, copy, 0, stack_->tokens());
+  }
   kernels::KernelStatus Enqueue(void* stream, int copy, int64_t first_token, int64_t tokens) const;
   // Lets a library choose its algorithm; before any capture.
   void Settle(int64_t tokens) const;

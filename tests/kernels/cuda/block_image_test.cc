@@ -37,7 +37,8 @@ TEST(BlockImageTest, EveryValueOfEveryShapeAndLayoutIsWhereTheHeaderSays) {
     for (int32_t br : {16, 32, 64, 128}) {
       for (int32_t bc : {16, 32, 64, 128}) {
         for (double density : {0.0, 0.3, 1.0}) {
-          const RandomWeightSpec spec{layout, DType::kBFloat16, 3 * br - 7, 4 * bc + 5, br, bc, density};
+          const RandomWeightSpec spec{layout, DType::kBFloat16, 3 * br - 7, 4 * bc + 5, br,
+                                      bc,     density};
           const RandomWeight weight(spec);
           const BlockImage image = BlockImageOf(weight.view());
           ASSERT_EQ(BlockImageBytes(weight.view()), image.bytes);
@@ -61,8 +62,9 @@ TEST(BlockImageTest, EveryValueOfEveryShapeAndLayoutIsWhereTheHeaderSays) {
               }
               for (int r = 0; r < br; ++r) {
                 for (int c = 0; c < image.panel_columns; ++c) {
-                  const uint16_t value = PanelValue(packed.data() + image.values_offset + p * image.panel_bytes,
-                                                    image.panel_columns, r, c);
+                  const uint16_t value =
+                      PanelValue(packed.data() + image.values_offset + p * image.panel_bytes,
+                                 image.panel_columns, r, c);
                   const int64_t row = int64_t{rows[i].row} * br + r, column = panels[p].column + c;
                   if (row < spec.out && column < spec.in) {
                     dense[row * spec.in + column] = value;

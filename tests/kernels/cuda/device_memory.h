@@ -27,7 +27,8 @@ class DeviceBuffer {
   DeviceBuffer(const cuda::CudaModule* module, size_t bytes) : module_(module), bytes_(bytes) {
     OrDie(module->allocate(bytes < 16 ? 16 : bytes, &data_), "allocate");
   }
-  DeviceBuffer(const cuda::CudaModule* module, const void* from, size_t bytes) : DeviceBuffer(module, bytes) {
+  DeviceBuffer(const cuda::CudaModule* module, const void* from, size_t bytes)
+      : DeviceBuffer(module, bytes) {
     OrDie(module->copy(data_, from, bytes, nullptr), "upload");
     OrDie(module->synchronize_stream(nullptr), "upload");
   }

@@ -32,8 +32,8 @@ struct Image {
 };
 
 // Adds value at (row, position), which must be zero where the position holds no column or the row is beyond the last.
-void Put(const RandomWeightSpec& spec, const GatherImage& layout, int64_t row, int64_t position, uint16_t value,
-         std::vector<uint16_t>* dense) {
+void Put(const RandomWeightSpec& spec, const GatherImage& layout, int64_t row, int64_t position,
+         uint16_t value, std::vector<uint16_t>* dense) {
   ASSERT_LT(position, layout.positions);
   const int64_t column = position % layout.modulus;
   if (position >= layout.wrapped || column >= spec.in || row >= spec.out) {
@@ -64,7 +64,8 @@ void CheckDiagonal(const RandomWeightSpec& spec) {
 }
 
 TEST(GatherImageTest, DiagonalsOfEveryShapeAreWhole) {
-  for (const auto& [out, in] : {std::pair{100, 100}, {64, 64}, {300, 70}, {70, 300}, {1, 1}, {1, 50}, {129, 1}, {65, 64}}) {
+  for (const auto& [out, in] :
+       {std::pair{100, 100}, {64, 64}, {300, 70}, {70, 300}, {1, 1}, {1, 50}, {129, 1}, {65, 64}}) {
     for (double density : {0.0, 0.1, 0.5, 1.0}) {
       CheckDiagonal({Layout::kDiagonal, DType::kBFloat16, out, in, 1, 1, density});
     }
@@ -88,7 +89,8 @@ TEST(GatherImageTest, RowsOfCsrAreWhole) {
         for (int32_t u = image.tiles[tile]; u < image.tiles[tile + 1]; ++u) {
           for (int lane = 0; lane < 32; ++lane) {
             const uint16_t* words = image.units + u * 256 + lane * 8;
-            for (int e = 0; e < 4; ++e) Put(spec, image.layout, tile * 32 + lane, words[e], words[4 + e], &dense);
+            for (int e = 0; e < 4; ++e)
+              Put(spec, image.layout, tile * 32 + lane, words[e], words[4 + e], &dense);
           }
         }
       }

@@ -9,18 +9,25 @@ namespace {
 
 __device__ double Load(const void* array, DType dtype, int64_t i) {
   if (dtype == DType::kFloat32) return static_cast<const float*>(array)[i];
-  if (dtype == DType::kBFloat16) return __bfloat162float(static_cast<const __nv_bfloat16*>(array)[i]);
+  if (dtype == DType::kBFloat16)
+    return __bfloat162float(static_cast<const __nv_bfloat16*>(array)[i]);
   return __half2float(static_cast<const __half*>(array)[i]);
 }
 
 __device__ double Activated(Activation activation, double x) {
   switch (activation) {
-    case Activation::kNone: return x;
-    case Activation::kRelu: return x < 0 ? 0.0 : x;
-    case Activation::kGeluErf: return x / 2 * erfc(-x / sqrt(2.0));
-    case Activation::kGeluTanh: return x / 2 * (1 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
-    case Activation::kSigmoid: return 1 / (1 + exp(-x));
-    case Activation::kTanh: return tanh(x);
+    case Activation::kNone:
+      return x;
+    case Activation::kRelu:
+      return x < 0 ? 0.0 : x;
+    case Activation::kGeluErf:
+      return x / 2 * erfc(-x / sqrt(2.0));
+    case Activation::kGeluTanh:
+      return x / 2 * (1 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
+    case Activation::kSigmoid:
+      return 1 / (1 + exp(-x));
+    case Activation::kTanh:
+      return tanh(x);
   }
   return x;
 }
@@ -34,8 +41,8 @@ struct Sum {
 };
 
 // One row of one block times the token's columns.
-__device__ void AddBlockRow(const LinearArgs& args, int64_t token, int64_t block, int64_t block_col, int64_t row_in_block,
-                            Sum& sum) {
+__device__ void AddBlockRow(const LinearArgs& args, int64_t token, int64_t block, int64_t block_col,
+                            int64_t row_in_block, Sum& sum) {
   const WeightView& w = args.weight;
   const int64_t first = block_col * w.block_cols;
   for (int64_t c = 0; c < w.block_cols && first + c < w.in; ++c) {
@@ -44,20 +51,22 @@ __device__ void AddBlockRow(const LinearArgs& args, int64_t token, int64_t block
   }
 }
 
-__global__ void ReferenceKernel(LinearArgs args, const int64_t* tokens, int64_t count, double* expected,
-                                double* magnitude) {
+__global__ void ReferenceKernel(LinearArgs args, const int64_t* tokens, int64_t count,
+                                double* expected, double* magnitude) {
   const WeightView& w = args.weight;
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= count * w.out) return;
   const int64_t token = tokens[i / w.out], row = i % w.out;
-  const int64_t R = (w.out + w.block_rows - 1) / w.block_rows, C = (w.in + w.block_cols - 1) / w.block_cols;
+  const int64_t R = (w.out + w.block_rows - 1) / w.block_rows,
+                C = (w.in + w.block_cols - 1) / w.block_cols;
   const int64_t D = R < C ? R : C;
   const int64_t block_row = row / w.block_rows, in_block = row % w.block_rows;
   Sum sum;
   switch (w.layout) {
     case Layout::kDense:
       for (int64_t c = 0; c < w.in; ++c) {
-        sum.Add(Load(w.values, w.dtype, row * w.in + c) * Load(args.x, args.io_dtype, token * args.x_stride + c));
+        sum.Add(Load(w.values, w.dtype, row * w.in + c) *
+                Load(args.x, args.io_dtype, token * args.x_stride + c));
       }
       break;
     case Layout::kCsr:
@@ -81,7 +90,8 @@ __global__ void ReferenceKernel(LinearArgs args, const int64_t* tokens, int64_t 
 }
 
 __global__ void FillKernel(void* to, DType dtype, int64_t count, uint64_t seed) {
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
     uint64_t z = seed * 0x9e3779b97f4a7c15 + static_cast<uint64_t>(i) * 0xd1342543de82ef95;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
     z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
@@ -92,8 +102,8 @@ __global__ void FillKernel(void* to, DType dtype, int64_t count, uint64_t seed) 
   }
 }
 
-__global__ void CountNanKernel(const void* y, DType dtype, int64_t tokens, int64_t out, int64_t stride,
-                               unsigned long long* found) {
+__global__ void CountNanKernel(const void* y, DType dtype, int64_t tokens, int64_t out,
+                               int64_t stride, unsigned long long* found) {
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < tokens * out;
        i += int64_t{gridDim.x} * blockDim.x) {
     if (isnan(Load(y, dtype, i / out * stride + i % out))) atomicAdd(found, 1ull);
@@ -108,8 +118,8 @@ const char* Finish() {
 
 }  // namespace
 
-const char* GpuReferenceLinear(const LinearArgs& args, const int64_t* tokens, int64_t count, double* expected,
-                               double* magnitude) {
+const char* GpuReferenceLinear(const LinearArgs& args, const int64_t* tokens, int64_t count,
+                               double* expected, double* magnitude) {
   if (count == 0) return nullptr;
   const auto blocks = static_cast<unsigned>((count * args.weight.out + 255) / 256);
   ReferenceKernel<<<blocks, 256>>>(args, tokens, count, expected, magnitude);
@@ -122,7 +132,8 @@ const char* GpuFillRandom(void* to, DType dtype, int64_t count, uint64_t seed) {
   return Finish();
 }
 
-const char* GpuCountNan(const void* y, DType dtype, int64_t tokens, int64_t out, int64_t stride, int64_t* found) {
+const char* GpuCountNan(const void* y, DType dtype, int64_t tokens, int64_t out, int64_t stride,
+                        int64_t* found) {
   unsigned long long* counter = nullptr;
   unsigned long long value = 0;
   if (const cudaError_t error = cudaMalloc(&counter, sizeof(*counter)); error != cudaSuccess) {

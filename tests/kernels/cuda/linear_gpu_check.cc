@@ -6,7 +6,7 @@
 //
 // Prints a line a variant and a line a failure; exits 0 when all passed, 1 when one failed, 2 without a usable GPU.
 // Each problem: y, its padding and scratch poisoned with NaN, padding of x poisoned too; then every output within
-// tolerance, nothing written beside them, tickets back at zero, a second run bit-equal, and for batch-invariant variants
+// tolerance, nothing written beside them, a second run bit-equal, and for batch-invariant variants
 // the first token alone bit-equal to its row in the batch.
 #include <algorithm>
 #include <cmath>
@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "kernels/cuda/module_loader.h"
-#include "kernels/cuda/scratch.h"
 #include "kernels/cuda/variants.h"
 #include "tests/kernels/cuda/device_weight.h"
 #include "tests/kernels/cuda/gpu_reference.h"
@@ -40,8 +39,9 @@ struct Case {
 };
 
 std::string Describe(const Case& c) {
-  return ToString(c.spec) + " tokens " + std::to_string(c.tokens) + (c.bias ? " bias " : " ") + NameOf(c.activation) +
-         " padding " + std::to_string(c.x_padding) + "/" + std::to_string(c.y_padding);
+  return ToString(c.spec) + " tokens " + std::to_string(c.tokens) + (c.bias ? " bias " : " ") +
+         NameOf(c.activation) + " padding " + std::to_string(c.x_padding) + "/" +
+         std::to_string(c.y_padding);
 }
 
 int64_t RowStride(int64_t width) { return (width + 63) / 64 * 64; }
@@ -50,22 +50,37 @@ int64_t RowStride(int64_t width) { return (width + 63) / 64 * 64; }
 // error (epilogue.cuh; a few ulp of fp32 otherwise), and 1.13 (the steepest slope of an activation) times what fp32
 // summation loses: n·u in any order, 8√n·u because rounding errors are independent enough (Higham and Mary, 2019).
 double Tolerance(const Case& c, double expected, double magnitude, double terms) {
-  const double half_ulp = c.spec.dtype == DType::kBFloat16 ? 0x1p-8 : c.spec.dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-24;
-  const double activation = c.activation == Activation::kGeluErf || c.activation == Activation::kGeluTanh
-                                ? (c.spec.dtype == DType::kBFloat16 ? 4e-4 : c.spec.dtype == DType::kFloat16 ? 1e-4 : 4e-7)
-                                : 4e-7;
+  const double half_ulp = c.spec.dtype == DType::kBFloat16  ? 0x1p-8
+                          : c.spec.dtype == DType::kFloat16 ? 0x1p-11
+                                                            : 0x1p-24;
+  double activation = 4e-7, absolute = 0;
+  if (c.spec.dtype == DType::kBFloat16) {
+    if (c.activation == Activation::kGeluErf) activation = 4e-4;
+    // 2^-12 · |x|, and the hardware tanh is exactly ±1 from |x| = 6 on.
+    if (c.activation == Activation::kGeluTanh) activation = 0x1p-11, absolute = 6 * 0x1p-12;
+    if (c.activation == Activation::kTanh) activation = 0x1p-10;
+  } else if (c.spec.dtype == DType::kFloat16) {
+    if (c.activation == Activation::kGeluErf || c.activation == Activation::kGeluTanh)
+      activation = 1e-4;
+    if (c.activation == Activation::kTanh) activation = 0x1p-10;
+  }
   const double summation = 1.13 * std::min(terms + 2, 8 * std::sqrt(terms) + 2) * 0x1p-24;
   // The dense fallback rounds before a second-pass activation.
   const double twice = c.spec.layout == Layout::kDense ? 2.0 * half_ulp * magnitude : 0.0;
   const double smallest = c.spec.dtype == DType::kFloat16 ? 0x1p-24 : 0x1p-126;
-  return (half_ulp + activation) * 1.01 * std::abs(expected) + summation * magnitude + twice +
-         smallest;
+  return (half_ulp + activation) * 1.01 * std::abs(expected) + absolute + summation * magnitude +
+         twice + smallest;
 }
 
 class Check {
  public:
   Check(const cuda::CudaModule* module, void* stream, const LinearVariant& variant, const Case& c)
-      : module_(module), stream_(stream), variant_(variant), case_(c), weight_(c.spec), arrays_(module, weight_) {}
+      : module_(module),
+        stream_(stream),
+        variant_(variant),
+        case_(c),
+        weight_(c.spec),
+        arrays_(module, weight_) {}
 
   // Empty when the case passes.
   std::string Run();
@@ -108,12 +123,15 @@ void Check::MakeInputs() {
   x_stride_ = RowStride(case_.spec.in) + case_.x_padding;
   y_stride_ = RowStride(case_.spec.out) + case_.y_padding;
   Random random(case_.spec.seed + 77);
-  std::vector<char> x(case_.tokens * x_stride_ * element, static_cast<char>(0xff));  // padding stays NaN
+  std::vector<char> x(case_.tokens * x_stride_ * element,
+                      static_cast<char>(0xff));  // padding stays NaN
   for (int64_t t = 0; t < case_.tokens; ++t) {
     for (int64_t c = 0; c < case_.spec.in; ++c) {
       const float value = random.Unit();
-      const uint16_t half = case_.spec.dtype == DType::kBFloat16 ? ToBFloat16(value) : ToFloat16(value);
-      std::memcpy(&x[(t * x_stride_ + c) * element], element == 2 ? static_cast<const void*>(&half) : &value, element);
+      const uint16_t half =
+          case_.spec.dtype == DType::kBFloat16 ? ToBFloat16(value) : ToFloat16(value);
+      std::memcpy(&x[(t * x_stride_ + c) * element],
+                  element == 2 ? static_cast<const void*>(&half) : &value, element);
     }
   }
   host_bias_.resize(case_.spec.out);
@@ -133,8 +151,6 @@ void Check::MakeInputs() {
   if (scratch > 0) {
     scratch_ = DeviceBuffer(module_, scratch);
     scratch_.Fill(0xff);
-    OrDie(module_->fill(scratch_.as(), 0, cuda::kTicketBytes, nullptr), "tickets");
-    OrDie(module_->synchronize_stream(nullptr), "tickets");
   }
 }
 
@@ -152,13 +168,6 @@ std::string Check::RunOnce(int64_t tokens, std::vector<char>* y) {
   }
   y->resize(y_.bytes());
   y_.Download(y->data());
-  if (scratch_.bytes() > 0) {
-    std::vector<char> scratch(scratch_.bytes());
-    scratch_.Download(scratch.data());
-    for (size_t i = 0; i < cuda::kTicketBytes; ++i) {
-      if (scratch[i] != 0) return "ticket byte " + std::to_string(i) + " is not zero afterwards";
-    }
-  }
   return "";
 }
 
@@ -168,7 +177,8 @@ std::string Check::Compare(const std::vector<char>& y) {
   std::vector<int64_t> all(tokens);
   for (int64_t i = 0; i < tokens; ++i) all[i] = i;
   const DeviceBuffer device_tokens(module_, all.data(), all.size() * 8);
-  const DeviceBuffer device_expected(module_, tokens * out * 8), device_magnitude(module_, tokens * out * 8);
+  const DeviceBuffer device_expected(module_, tokens * out * 8),
+      device_magnitude(module_, tokens * out * 8);
   LinearArgs args = Args(tokens);
   args.weight = arrays_.view();
   OrDie(GpuReferenceLinear(args, device_tokens.as<int64_t>(), tokens, device_expected.as<double>(),
@@ -192,13 +202,15 @@ std::string Check::Compare(const std::vector<char>& y) {
         continue;
       }
       const double actual = FromElement(at, case_.spec.dtype, 0), want = expected[t * out + c];
-      const double allowed = Tolerance(case_, want, magnitude[t * out + c], static_cast<double>(case_.spec.in));
+      const double allowed =
+          Tolerance(case_, want, magnitude[t * out + c], static_cast<double>(case_.spec.in));
       const double excess = std::isnan(actual) ? INFINITY : std::abs(actual - want) / allowed;
       if (excess <= worst) continue;
       worst = excess;
       if (excess > 1) {
         char line[200];
-        std::snprintf(line, sizeof(line), "token %lld output %lld: expected %.9g, actual %.9g, tolerance %.3g",
+        std::snprintf(line, sizeof(line),
+                      "token %lld output %lld: expected %.9g, actual %.9g, tolerance %.3g",
                       static_cast<long long>(t), static_cast<long long>(c), want, actual, allowed);
         text = line;
       }
@@ -217,15 +229,18 @@ std::string Check::Run() {
   if (variant_.batch_invariant && case_.tokens > 1) {
     if (std::string error = RunOnce(1, &alone); !error.empty()) return "alone: " + error;
     const size_t row = case_.spec.out * SizeOf(case_.spec.dtype);
-    if (std::memcmp(y.data(), alone.data(), row) != 0) return "the first token alone differs from its row in the batch";
+    if (std::memcmp(y.data(), alone.data(), row) != 0)
+      return "the first token alone differs from its row in the batch";
   }
   return "";
 }
 
 // Problems for one variant and block shape: all activations, ragged and whole edges, tile sizes ± 1.
-std::vector<Case> CasesFor(const LinearVariant& variant, DType dtype, int32_t br, int32_t bc, const Options& options) {
-  constexpr int64_t kTokens[] = {1,   2,   7,   8,   9,   16,  17,  31,  33,  63,  64,  65,   96,  127,
-                                 128, 129, 197, 255, 256, 257, 383, 511, 512, 513, 641, 1021, 1025};
+std::vector<Case> CasesFor(const LinearVariant& variant, DType dtype, int32_t br, int32_t bc,
+                           const Options& options) {
+  constexpr int64_t kTokens[] = {1,   2,   7,   8,   9,   16,  17,  31,   33,
+                                 63,  64,  65,  96,  127, 128, 129, 197,  255,
+                                 256, 257, 383, 511, 512, 513, 641, 1021, 1025};
   constexpr double kDensities[] = {0.1, 0.3, 0.05, 1.0, 0.6, 0.0};
   constexpr int64_t kWidths[] = {1, 10, 97, 211, 784};
   std::vector<Case> cases;
@@ -237,10 +252,18 @@ std::vector<Case> CasesFor(const LinearVariant& variant, DType dtype, int32_t br
       return i % 2 == 0 ? blocks : std::max<int64_t>(1, blocks - random.Below(side));
     };
     Case c;
-    c.spec = {variant.layout, dtype, width(br), width(bc), br, bc, kDensities[i % std::size(kDensities)], i % 3 == 0,
+    c.spec = {variant.layout,
+              dtype,
+              width(br),
+              width(bc),
+              br,
+              bc,
+              kDensities[i % std::size(kDensities)],
+              i % 3 == 0,
               options.seed + i};
     c.tokens = i == 1 ? 0 : kTokens[random.Below(std::size(kTokens))];
-    if (!variant.supports({c.tokens, c.spec.out, c.spec.in, variant.layout, dtype, dtype, br, bc, 0})) {
+    if (!variant.supports(
+            {c.tokens, c.spec.out, c.spec.in, variant.layout, dtype, dtype, br, bc, 0})) {
       c.tokens = 1 + random.Below(32);  // a variant for few tokens
     }
     c.bias = i % 2 == 0;
@@ -252,7 +275,8 @@ std::vector<Case> CasesFor(const LinearVariant& variant, DType dtype, int32_t br
   return cases;
 }
 
-std::vector<std::pair<int32_t, int32_t>> BlockShapes(Layout layout, DType dtype, const LinearVariant& variant) {
+std::vector<std::pair<int32_t, int32_t>> BlockShapes(Layout layout, DType dtype,
+                                                     const LinearVariant& variant) {
   std::vector<std::pair<int32_t, int32_t>> shapes;
   if (layout == Layout::kDense || layout == Layout::kCsr) {
     if (variant.supports({1, 1024, 1024, layout, dtype, dtype, 1, 1, 4})) shapes.push_back({1, 1});
@@ -260,7 +284,8 @@ std::vector<std::pair<int32_t, int32_t>> BlockShapes(Layout layout, DType dtype,
   }
   for (int32_t br : {1, 16, 32, 64, 128}) {
     for (int32_t bc : {1, 16, 32, 64, 128}) {
-      if (variant.supports({1, 1024, 1024, layout, dtype, dtype, br, bc, 4})) shapes.push_back({br, bc});
+      if (variant.supports({1, 1024, 1024, layout, dtype, dtype, br, bc, 4}))
+        shapes.push_back({br, bc});
     }
   }
   return shapes;
@@ -291,7 +316,9 @@ std::string CheckOracle(const cuda::CudaModule* module) {
     const DeviceBuffer y(module, actual.size() * 8), m(module, actual.size() * 8);
     args.weight = arrays.view();
     args.x = device_x.as();
-    OrDie(GpuReferenceLinear(args, device_tokens.as<int64_t>(), kTokens, y.as<double>(), m.as<double>()), "oracle");
+    OrDie(GpuReferenceLinear(args, device_tokens.as<int64_t>(), kTokens, y.as<double>(),
+                             m.as<double>()),
+          "oracle");
     y.Download(actual.data());
     for (size_t i = 0; i < actual.size(); ++i) {
       if (!(std::abs(actual[i] - expected[i]) <= 1e-12 * (1 + magnitude[i]))) {
@@ -314,8 +341,9 @@ int Main(const Options& options) {
   cuda::CudaDeviceInfo info;
   OrDie(module->device_info(0, &info), "device");
   const Arch arch = options.arch == Arch::kCpu ? cuda::ArchOf(info) : options.arch;
-  std::printf("%s, compute %d.%d, %d multiprocessors, driver %d, module built with %s\n", info.name, info.compute_major,
-              info.compute_minor, info.multiprocessors, info.driver_version, module->build);
+  std::printf("%s, compute %d.%d, %d multiprocessors, driver %d, module built with %s\n", info.name,
+              info.compute_major, info.compute_minor, info.multiprocessors, info.driver_version,
+              module->build);
   cuda::UseCudaModule(module);
   void* stream = nullptr;
   OrDie(module->create_stream(&stream), "stream");
@@ -325,7 +353,9 @@ int Main(const Options& options) {
     ++failures;
   }
   for (const LinearVariant& variant : cuda::CudaLinearVariants()) {
-    if (!cuda::RunsOn(variant, arch) || std::string(variant.name).find(options.variant) == std::string::npos) continue;
+    if (!cuda::RunsOn(variant, arch) ||
+        std::string(variant.name).find(options.variant) == std::string::npos)
+      continue;
     int passed = 0, failed = 0;
     for (DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
       for (const auto& [br, bc] : BlockShapes(variant.layout, dtype, variant)) {
@@ -358,7 +388,9 @@ int main(int argc, char** argv) {
     const std::string flag = argv[i], value = argv[i + 1];
     if (flag == "--module") options.module = value;
     if (flag == "--variant") options.variant = value;
-    if (flag == "--arch") options.arch = value == "sm80" ? espalier::kernels::Arch::kSm80 : espalier::kernels::Arch::kSm90;
+    if (flag == "--arch")
+      options.arch =
+          value == "sm80" ? espalier::kernels::Arch::kSm80 : espalier::kernels::Arch::kSm90;
     if (flag == "--cases") options.cases = std::atoi(value.c_str());
     if (flag == "--seed") options.seed = std::strtoull(value.c_str(), nullptr, 10);
   }

@@ -71,21 +71,24 @@ float FromElement(const void* array, DType dtype, int64_t i) {
 }
 
 std::string ToString(const RandomWeightSpec& spec) {
-  std::string text = std::string(NameOf(spec.layout)) + " " + std::to_string(spec.block_rows) + "x" +
-                     std::to_string(spec.block_cols) + " " + espalier::NameOf(spec.dtype) + " out " +
-                     std::to_string(spec.out) + " in " + std::to_string(spec.in) + " density " +
-                     std::to_string(spec.density);
+  std::string text = std::string(NameOf(spec.layout)) + " " + std::to_string(spec.block_rows) +
+                     "x" + std::to_string(spec.block_cols) + " " + espalier::NameOf(spec.dtype) +
+                     " out " + std::to_string(spec.out) + " in " + std::to_string(spec.in) +
+                     " density " + std::to_string(spec.density);
   return text + (spec.even_rows ? " even" : "") + " seed " + std::to_string(spec.seed);
 }
 
 RandomWeight::RandomWeight(const RandomWeightSpec& s) : spec(s) {
   Random random(s.seed);
   const WeightView shape = view();
-  const int64_t R = shape.block_row_count(), C = shape.block_col_count(), D = shape.diagonal_length();
+  const int64_t R = shape.block_row_count(), C = shape.block_col_count(),
+                D = shape.diagonal_length();
   std::vector<BlockPosition> blocks;  // in the layout's order
   if (s.layout == Layout::kDiagonal) {
-    const auto wanted = static_cast<int64_t>(std::llround(s.density * static_cast<double>(R * C) / static_cast<double>(D)));
-    if (s.density > 0) offsets = Choose(std::clamp<int64_t>(wanted, 1, std::max(R, C)), std::max(R, C), random);
+    const auto wanted = static_cast<int64_t>(
+        std::llround(s.density * static_cast<double>(R * C) / static_cast<double>(D)));
+    if (s.density > 0)
+      offsets = Choose(std::clamp<int64_t>(wanted, 1, std::max(R, C)), std::max(R, C), random);
     for (int32_t offset : offsets) {
       for (int64_t t = 0; t < D; ++t) blocks.push_back(DiagonalBlock(R, C, offset, t));
     }
@@ -119,7 +122,8 @@ RandomWeight::RandomWeight(const RandomWeightSpec& s) : spec(s) {
   for (const BlockPosition& at : blocks) {
     for (int64_t r = 0; r < br; ++r) {
       for (int64_t c = 0; c < bc; ++c, ++i) {
-        if (at.row * br + r < s.out && at.col * bc + c < s.in) StoreElement(s.dtype, random.Unit(), values.data(), i);
+        if (at.row * br + r < s.out && at.col * bc + c < s.in)
+          StoreElement(s.dtype, random.Unit(), values.data(), i);
       }
     }
   }

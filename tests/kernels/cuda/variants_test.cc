@@ -41,7 +41,8 @@ TEST(CudaVariantsTest, NamesAreUniqueAndSayLayoutTypeAndArchitecture) {
 TEST(CudaVariantsTest, APortableGpuGetsPortableKernelsOnly) {
   EXPECT_EQ(Supported(Problem(Layout::kDiagonal, DType::kBFloat16, 64, 1000), Arch::kSm80),
             std::set<std::string>{"diagonal_linear_bf16_sm80_mma"});
-  EXPECT_TRUE(Supported(Problem(Layout::kDiagonal, DType::kBFloat16, 64, 1000), Arch::kCpu).empty());
+  EXPECT_TRUE(
+      Supported(Problem(Layout::kDiagonal, DType::kBFloat16, 64, 1000), Arch::kCpu).empty());
 }
 
 TEST(CudaVariantsTest, HopperGetsTheKernelsOfItsBlockSize) {
