@@ -9,6 +9,11 @@
 namespace espalier::runtime {
 namespace {
 
+// A run this short is done in the thread that brings the request, if an instance is idle: waking the
+// instance's thread, and that one waking gRPC's to send the answer, takes about as long again (one
+// image through the MNIST models, 3 µs of computing: 43 µs above a bare echo with the two hand-overs).
+constexpr uint64_t kQuickNanos = 50'000;
+
 // The counts were checked when the config was read.
 absl::StatusOr<int> InstanceCount(const inference::ModelConfig& config, const std::string& name) {
   int count = 0;
@@ -80,10 +85,11 @@ absl::Status ServedVersion::StartInstances() {
   for (int i = 0; i < *count; ++i) {
     auto state = options_.model->NewState();
     if (!state.ok()) return state.status();
-    states_.push_back(*std::move(state));
+    instances_.push_back(std::make_unique<Instance>());
+    instances_.back()->state = *std::move(state);
   }
-  for (auto& state : states_) {
-    threads_.emplace_back([this, &state = *state] { InstanceLoop(state); });
+  for (auto& instance : instances_) {
+    threads_.emplace_back([this, &instance = *instance] { InstanceLoop(instance); });
     // Linux shows 15 characters of a thread's name.
     pthread_setname_np(threads_.back().native_handle(),
                        absl::StrCat("run ", name()).substr(0, 15).c_str());
@@ -98,7 +104,7 @@ ServedVersion::~ServedVersion() {
 
 size_t ServedVersion::arena_bytes() const {
   size_t bytes = 0;
-  for (const auto& state : states_) bytes += state->arena_bytes();
+  for (const auto& instance : instances_) bytes += instance->state->arena_bytes();
   return bytes;
 }
 
@@ -115,17 +121,36 @@ void ServedVersion::Submit(InferRequest* request) {
   absl::Status status = BindRequest(signature_, *request);
   if (status.ok()) {
     request->queue_deadline_nanos = QueueDeadline(*request);
+    if (IsQuick(request->batch) && RunAtOnce(request)) return;
     status = queue_.Push(request);
     if (status.ok()) return;  // it is the instance's now, and may be answered already
   }
   Complete(request, std::move(status), nullptr);
 }
 
-void ServedVersion::InstanceLoop(planner::ExecutionState& state) {
+bool ServedVersion::IsQuick(int64_t batch) const {
+  const VersionStatistics::Execution& runs = statistics_.by_batch_size()[batch];
+  const uint64_t count = runs.count.load(std::memory_order_relaxed);
+  return count > 0 && runs.infer_nanos.load(std::memory_order_relaxed) / count <= kQuickNanos;
+}
+
+bool ServedVersion::RunAtOnce(InferRequest* request) {
+  if (queue_.pending() > 0) return false;  // those came first
+  for (auto& instance : instances_) {
+    std::unique_lock lock(instance->running, std::try_to_lock);
+    if (!lock.owns_lock()) continue;
+    Execute(*instance->state, {request});
+    return true;
+  }
+  return false;
+}
+
+void ServedVersion::InstanceLoop(Instance& instance) {
   while (InferRequest* request = queue_.Pop()) {
+    const std::lock_guard lock(instance.running);
     absl::Status status = Admissible(*request, NowNanos());
     if (status.ok()) {
-      Execute(state, {request});
+      Execute(*instance.state, {request});
     } else {
       Complete(request, std::move(status), nullptr);
     }

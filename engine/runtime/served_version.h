@@ -10,6 +10,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -43,7 +44,7 @@ class ServedVersion {
   // Answers what is still queued, joins the instances, frees the model.
   ~ServedVersion();
 
-  // Checks the request and queues it; it is answered through Answer in every case, perhaps before
+  // Checks the request and queues it, or runs it at once when that is quick; it is answered through Answer in every case, perhaps before
   // Submit returns. `request->version` must be a handle of this version; the caller holds another
   // one while it calls.
   void Submit(InferRequest* request);
@@ -62,7 +63,7 @@ class ServedVersion {
   const VersionStatistics& statistics() const { return statistics_; }
   int64_t pending() const { return queue_.pending(); }
   double load_seconds() const { return options_.load_seconds; }
-  int instances() const { return static_cast<int>(states_.size()); }
+  int instances() const { return static_cast<int>(instances_.size()); }
   size_t arena_bytes() const;  // of all instances
 
  private:
@@ -77,7 +78,17 @@ class ServedVersion {
   ServedVersion(Options options, Signature signature, QueuePolicy policy);
   static QueuePolicy PolicyOf(const Options& options);
   absl::Status StartInstances();
-  void InstanceLoop(planner::ExecutionState& state);
+  // Running and being run: the thread of the instance, or a caller of Submit that borrows it.
+  struct Instance {
+    std::unique_ptr<planner::ExecutionState> state;
+    std::mutex running;
+  };
+
+  void InstanceLoop(Instance& instance);
+  // Whether runs of `batch` items have been quick so far (kQuickNanos).
+  bool IsQuick(int64_t batch) const;
+  // Runs the request in this thread if an instance is idle and nothing waits; false if not.
+  bool RunAtOnce(InferRequest* request);
   void Execute(planner::ExecutionState& state, absl::Span<InferRequest* const> batch);
   void CopyInputs(planner::ExecutionState& state, const InferRequest& request,
                   int64_t first_item) const;
@@ -92,7 +103,7 @@ class ServedVersion {
   const QueuePolicy policy_;
   VersionStatistics statistics_;
   RequestQueue queue_;
-  std::vector<std::unique_ptr<planner::ExecutionState>> states_;
+  std::vector<std::unique_ptr<Instance>> instances_;
   std::vector<std::thread> threads_;
 };
 
