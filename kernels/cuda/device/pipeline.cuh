@@ -15,12 +15,12 @@ struct RingBarriers {
   __device__ __forceinline__ uint32_t Empty(int stage) const { return empty + 8 * stage; }
 };
 
-// Called by one thread before a __syncthreads. A stage is full after one expecting arrival and its bytes, empty after an
-// arrival of each consuming warp.
-__device__ __forceinline__ void InitRing(RingBarriers barriers, int stages, int consumer_warps) {
+// Called by one thread before a __syncthreads. A stage is full after one expecting arrival and its bytes, empty after
+// `arrivals` of the consumers.
+__device__ __forceinline__ void InitRing(RingBarriers barriers, int stages, int arrivals) {
   for (int s = 0; s < stages; ++s) {
     InitBarrier(barriers.Full(s), 1);
-    InitBarrier(barriers.Empty(s), consumer_warps);
+    InitBarrier(barriers.Empty(s), arrivals);
   }
   FenceBarrierInit();
 }
