@@ -138,7 +138,7 @@ std::string MicrosText(double micros) { return absl::StrFormat("%.3g us", micros
 }  // namespace
 
 double TolerableMicros(double dense_micros) {
-  return std::max(1.05 * dense_micros, dense_micros + 1.0);
+  return std::max(1.05 * dense_micros, dense_micros + 3.0);
 }
 
 std::vector<CloseCall> CloseCalls(const CostTable& table) {
