@@ -6,6 +6,7 @@ Run by CTest and by hand: python3 tests/documents_test.py.
 import pathlib
 import re
 import subprocess
+import sys
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -41,6 +42,11 @@ class DocumentsTest(unittest.TestCase):
         found = [f"{document.relative_to(ROOT)}: {target}" for document in documents()
                  for target in missing(document, document.read_text(encoding="utf-8"))]
         self.assertEqual(found, [], "\n" + "\n".join(found))
+
+    def test_tables_of_the_readme_are_what_the_results_say(self):
+        check = subprocess.run([sys.executable, ROOT / "tests/bench/readme_tables.py", "--check"], text=True,
+                               capture_output=True, check=False)
+        self.assertEqual(check.returncode, 0, check.stdout + check.stderr)
 
     def test_a_lost_path_is_found(self):
         self.assertTrue(missing(ROOT / "README.md", "see `engine/nowhere.h`"))

@@ -48,7 +48,9 @@ class GeluFinder {
   };
 
   // Constants of files are written with some digits of √2 or π only.
-  static bool Near(double value, double expected) { return std::abs(value - expected) <= 1e-4 * expected; }
+  static bool Near(double value, double expected) {
+    return std::abs(value - expected) <= 1e-4 * expected;
+  }
 
   const Node* MadeByOrNull(const std::string& value, const char* op) const {
     const auto it = producer_.find(value);
@@ -110,7 +112,8 @@ class GeluFinder {
     const Node* erf = MadeByOrNull(value, "Erf");
     if (erf == nullptr || erf->inputs.size() != 1) return false;
     const Product argument = Flatten(erf->inputs[0]);
-    return argument.values == std::vector<std::string>{x} && Near(argument.constant, std::sqrt(0.5));
+    return argument.values == std::vector<std::string>{x} &&
+           Near(argument.constant, std::sqrt(0.5));
   }
 
   bool IsTanh(const std::string& value, const std::string& x) const {

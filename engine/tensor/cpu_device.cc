@@ -37,7 +37,9 @@ std::string CpuModelName() {
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(int threads)
-      : threads_(threads), description_(absl::StrCat("cpu ", CpuModelName(), ", ", threads, " threads")), arena_(threads) {}
+      : threads_(threads),
+        description_(absl::StrCat("cpu ", CpuModelName(), ", ", threads, " threads")),
+        arena_(threads) {}
 
   std::string Description() const override { return description_; }
   int threads() const override { return threads_; }
@@ -47,9 +49,8 @@ class CpuDevice final : public Device {
     context.threads = threads_;
     context.pool = &arena_;
     context.parallel_for = [](void* pool, int64_t n, kernels::KernelContext::Task task, void* arg) {
-      static_cast<tbb::task_arena*>(pool)->execute([&] {
-        tbb::parallel_for(int64_t{0}, n, [&](int64_t i) { task(arg, i); });
-      });
+      static_cast<tbb::task_arena*>(pool)->execute(
+          [&] { tbb::parallel_for(int64_t{0}, n, [&](int64_t i) { task(arg, i); }); });
     };
     return context;
   }
@@ -65,7 +66,8 @@ class CpuDevice final : public Device {
 int AvailableCpus() {
   cpu_set_t set;
   int cpus = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-  if (const double limit = CgroupCpuLimit(); limit > 0) cpus = std::min(cpus, static_cast<int>(std::ceil(limit)));
+  if (const double limit = CgroupCpuLimit(); limit > 0)
+    cpus = std::min(cpus, static_cast<int>(std::ceil(limit)));
   return std::max(cpus, 1);
 }
 

@@ -25,20 +25,34 @@ struct BHalf {
 template <typename Fn>
 void WithType(DType dtype, Fn&& fn) {
   switch (dtype) {
-    case DType::kBool: return fn(static_cast<bool*>(nullptr));
-    case DType::kUint8: return fn(static_cast<uint8_t*>(nullptr));
-    case DType::kUint16: return fn(static_cast<uint16_t*>(nullptr));
-    case DType::kUint32: return fn(static_cast<uint32_t*>(nullptr));
-    case DType::kUint64: return fn(static_cast<uint64_t*>(nullptr));
-    case DType::kInt8: return fn(static_cast<int8_t*>(nullptr));
-    case DType::kInt16: return fn(static_cast<int16_t*>(nullptr));
-    case DType::kInt32: return fn(static_cast<int32_t*>(nullptr));
-    case DType::kInt64: return fn(static_cast<int64_t*>(nullptr));
-    case DType::kFloat16: return fn(static_cast<Half*>(nullptr));
-    case DType::kFloat32: return fn(static_cast<float*>(nullptr));
-    case DType::kFloat64: return fn(static_cast<double*>(nullptr));
-    case DType::kBFloat16: return fn(static_cast<BHalf*>(nullptr));
-    case DType::kBytes: return;
+    case DType::kBool:
+      return fn(static_cast<bool*>(nullptr));
+    case DType::kUint8:
+      return fn(static_cast<uint8_t*>(nullptr));
+    case DType::kUint16:
+      return fn(static_cast<uint16_t*>(nullptr));
+    case DType::kUint32:
+      return fn(static_cast<uint32_t*>(nullptr));
+    case DType::kUint64:
+      return fn(static_cast<uint64_t*>(nullptr));
+    case DType::kInt8:
+      return fn(static_cast<int8_t*>(nullptr));
+    case DType::kInt16:
+      return fn(static_cast<int16_t*>(nullptr));
+    case DType::kInt32:
+      return fn(static_cast<int32_t*>(nullptr));
+    case DType::kInt64:
+      return fn(static_cast<int64_t*>(nullptr));
+    case DType::kFloat16:
+      return fn(static_cast<Half*>(nullptr));
+    case DType::kFloat32:
+      return fn(static_cast<float*>(nullptr));
+    case DType::kFloat64:
+      return fn(static_cast<double*>(nullptr));
+    case DType::kBFloat16:
+      return fn(static_cast<BHalf*>(nullptr));
+    case DType::kBytes:
+      return;
   }
 }
 
@@ -91,16 +105,20 @@ uint16_t FloatToFloat16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
   const uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu);  // NaN stays NaN
-  if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // rounds to 65536 or is infinite
-  if (magnitude < 0x38800000u) {                        // below 2^-14: subnormal half, a multiple of 2^-24
-    return sign | static_cast<uint16_t>(std::nearbyint(std::ldexp(std::bit_cast<float>(magnitude), 24)));
+  if (magnitude > 0x7f800000u)
+    return sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu);  // NaN stays NaN
+  if (magnitude >= 0x477ff000u) return sign | 0x7c00u;     // rounds to 65536 or is infinite
+  if (magnitude < 0x38800000u) {  // below 2^-14: subnormal half, a multiple of 2^-24
+    return sign |
+           static_cast<uint16_t>(std::nearbyint(std::ldexp(std::bit_cast<float>(magnitude), 24)));
   }
   const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
   return sign | static_cast<uint16_t>((rounded - 0x38000000u) >> 13);
 }
 
-float BFloat16ToFloat(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+float BFloat16ToFloat(uint16_t bits) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
 
 uint16_t FloatToBFloat16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
@@ -115,11 +133,13 @@ int64_t TensorView::elements() const {
 }
 
 absl::StatusOr<Tensor> Tensor::Allocate(DType dtype, absl::Span<const int64_t> shape) {
-  if (dtype == DType::kBytes) return absl::InvalidArgumentError("a BYTES tensor has no fixed element size");
+  if (dtype == DType::kBytes)
+    return absl::InvalidArgumentError("a BYTES tensor has no fixed element size");
   auto elements = ElementCount(shape);
   if (!elements.ok()) return elements.status();
   if (*elements > (int64_t{1} << 62) / static_cast<int64_t>(SizeOf(dtype))) {
-    return absl::InvalidArgumentError(absl::StrCat("tensor ", ToString(shape), " of ", NameOf(dtype), " is too large"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor ", ToString(shape), " of ", NameOf(dtype), " is too large"));
   }
   auto buffer = Buffer::Allocate(static_cast<size_t>(*elements) * SizeOf(dtype));
   if (!buffer.ok()) return buffer.status();
@@ -149,7 +169,8 @@ void ConvertElements(const void* from, DType from_dtype, void* to, DType to_dtyp
 }
 
 absl::StatusOr<Tensor> Convert(const TensorView& from, DType to) {
-  if (from.dtype == DType::kBytes) return absl::InvalidArgumentError("BYTES elements cannot be converted to numbers");
+  if (from.dtype == DType::kBytes)
+    return absl::InvalidArgumentError("BYTES elements cannot be converted to numbers");
   auto result = Tensor::Allocate(to, from.shape);
   if (!result.ok()) return result;
   ConvertElements(from.data, from.dtype, result->data(), to, result->elements());

@@ -13,7 +13,8 @@ struct TensorView {
   Shape shape;
   const void* data = nullptr;
 
-  int64_t elements() const;  // product of shape; shape is trusted (it was checked when the tensor was made)
+  int64_t elements()
+      const;  // product of shape; shape is trusted (it was checked when the tensor was made)
   template <typename T>
   const T* As() const {
     return static_cast<const T*>(data);

@@ -7,20 +7,20 @@
 namespace espalier {
 
 // One line per type: enumerator, Open Inference Protocol name, size in bytes (0: variable, BYTES).
-#define ESPALIER_DTYPES(X)  \
-  X(kBool, "BOOL", 1)       \
-  X(kUint8, "UINT8", 1)     \
-  X(kUint16, "UINT16", 2)   \
-  X(kUint32, "UINT32", 4)   \
-  X(kUint64, "UINT64", 8)   \
-  X(kInt8, "INT8", 1)       \
-  X(kInt16, "INT16", 2)     \
-  X(kInt32, "INT32", 4)     \
-  X(kInt64, "INT64", 8)     \
-  X(kFloat16, "FP16", 2)    \
-  X(kFloat32, "FP32", 4)    \
-  X(kFloat64, "FP64", 8)    \
-  X(kBFloat16, "BF16", 2)   \
+#define ESPALIER_DTYPES(X) \
+  X(kBool, "BOOL", 1)      \
+  X(kUint8, "UINT8", 1)    \
+  X(kUint16, "UINT16", 2)  \
+  X(kUint32, "UINT32", 4)  \
+  X(kUint64, "UINT64", 8)  \
+  X(kInt8, "INT8", 1)      \
+  X(kInt16, "INT16", 2)    \
+  X(kInt32, "INT32", 4)    \
+  X(kInt64, "INT64", 8)    \
+  X(kFloat16, "FP16", 2)   \
+  X(kFloat32, "FP32", 4)   \
+  X(kFloat64, "FP64", 8)   \
+  X(kBFloat16, "BF16", 2)  \
   X(kBytes, "BYTES", 0)
 
 enum class DType : uint8_t {

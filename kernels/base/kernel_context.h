@@ -14,10 +14,10 @@ struct KernelContext {
   using Task = void (*)(void* arg, int64_t i);
 
   Arch arch = Arch::kCpu;
-  int threads = 1;                                                            // that parallel_for spreads over
+  int threads = 1;  // that parallel_for spreads over
   void (*parallel_for)(void* pool, int64_t n, Task task, void* arg) = nullptr;  // null: run inline
-  void* pool = nullptr;                                                       // passed to parallel_for
-  void* stream = nullptr;                                                     // cudaStream_t on a GPU
+  void* pool = nullptr;    // passed to parallel_for
+  void* stream = nullptr;  // cudaStream_t on a GPU
 
   // Runs fn(i) for i in [0, n) through parallel_for, or inline when there is only one thread or one task.
   template <typename Fn>
@@ -27,7 +27,8 @@ struct KernelContext {
       return;
     }
     parallel_for(
-        pool, n, [](void* arg, int64_t i) { (*static_cast<std::remove_reference_t<Fn>*>(arg))(i); }, &fn);
+        pool, n, [](void* arg, int64_t i) { (*static_cast<std::remove_reference_t<Fn>*>(arg))(i); },
+        &fn);
   }
 };
 

@@ -7,7 +7,7 @@ namespace espalier::kernels {
 
 enum class KernelCode : uint8_t {
   kOk,
-  kUnsupported,      // no variant matches; the caller tries the next candidate
+  kUnsupported,  // no variant matches; the caller tries the next candidate
   kInvalidArgument,  // a broken contract of the header (null pointer, negative size, stride below width)
   kOutOfMemory,
   kLaunchFailed,  // the device or a library refused the call

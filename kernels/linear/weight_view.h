@@ -21,10 +21,10 @@
 namespace espalier::kernels {
 
 // One line per layout: enumerator, printed name.
-#define ESPALIER_LAYOUTS(X)  \
-  X(kDense, "dense")         \
-  X(kCsr, "csr")             \
-  X(kBlockCsr, "block_csr")  \
+#define ESPALIER_LAYOUTS(X) \
+  X(kDense, "dense")        \
+  X(kCsr, "csr")            \
+  X(kBlockCsr, "block_csr") \
   X(kDiagonal, "diagonal")
 
 enum class Layout : uint8_t {
@@ -49,13 +49,14 @@ struct WeightView {
   int64_t in = 0;
   int32_t block_rows = 1;  // br
   int32_t block_cols = 1;  // bc
-  int64_t count = 0;       // dense: out·in, csr: nnz, block_csr: stored blocks B, diagonal: offsets K
+  int64_t count = 0;  // dense: out·in, csr: nnz, block_csr: stored blocks B, diagonal: offsets K
 
   const int32_t* row_ptr = nullptr;
   const int32_t* col_idx = nullptr;
   const int32_t* offsets = nullptr;  // ascending, distinct, in [0, max(R, C))
   const void* values = nullptr;      // null when the variant reads `packed` instead
-  const void* packed = nullptr;      // a variant's own form of the values (LinearVariant::packed_bytes > 0)
+  const void* packed =
+      nullptr;  // a variant's own form of the values (LinearVariant::packed_bytes > 0)
 
   int64_t block_row_count() const { return (out + block_rows - 1) / block_rows; }  // R
   int64_t block_col_count() const { return (in + block_cols - 1) / block_cols; }   // C

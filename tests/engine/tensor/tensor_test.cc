@@ -55,13 +55,13 @@ TEST(ConvertTest, EveryHalfSurvivesTheRoundTripThroughFloat) {
 }
 
 TEST(ConvertTest, HalfRoundsToNearestEven) {
-  EXPECT_EQ(FloatToFloat16(1.0f + 0x1p-11f), 0x3c00);            // tie, to even
-  EXPECT_EQ(FloatToFloat16(1.0f + 0x1.8p-10f), 0x3c02);          // tie, to even
+  EXPECT_EQ(FloatToFloat16(1.0f + 0x1p-11f), 0x3c00);    // tie, to even
+  EXPECT_EQ(FloatToFloat16(1.0f + 0x1.8p-10f), 0x3c02);  // tie, to even
   EXPECT_EQ(FloatToFloat16(65519.99f), 0x7bff);
   EXPECT_EQ(FloatToFloat16(65520.0f), 0x7c00);
   EXPECT_EQ(FloatToFloat16(0x1p-25f), 0x0000);
   EXPECT_EQ(FloatToFloat16(0x1.8p-25f), 0x0001);
-  EXPECT_EQ(FloatToFloat16(0x1.ffcp-15f), 0x0400);               // largest subnormal tie rounds into the normals
+  EXPECT_EQ(FloatToFloat16(0x1.ffcp-15f), 0x0400);  // largest subnormal tie rounds into the normals
   EXPECT_EQ(FloatToBFloat16(std::bit_cast<float>(0x3f808000u)), 0x3f80);
   EXPECT_EQ(FloatToBFloat16(std::bit_cast<float>(0x3f818000u)), 0x3f82);
   EXPECT_TRUE(std::isnan(BFloat16ToFloat(FloatToBFloat16(std::bit_cast<float>(0x7f800001u)))));
