@@ -19,14 +19,6 @@ constexpr int64_t kMaxBatch = 1 << 16;
 constexpr int64_t kMaxThreads = 1024;
 constexpr int64_t kMaxMeasureSeconds = 3600;
 
-// The planner knows nothing of config files, so it has an enum of its own.
-static_assert(static_cast<int>(planner::WeightMemory::kSmallest) ==
-                  static_cast<int>(formats::WeightMemory::kSmallest) &&
-              static_cast<int>(planner::WeightMemory::kBalanced) ==
-                  static_cast<int>(formats::WeightMemory::kBalanced) &&
-              static_cast<int>(planner::WeightMemory::kFastest) ==
-                  static_cast<int>(formats::WeightMemory::kFastest));
-
 // The settings of the model's config.pbtxt, overridden by flags.
 absl::StatusOr<planner::PrepareOptions> OptionsFrom(const Args& args, inference::ModelConfig config,
                                                     const std::vector<int64_t>& batches) {
@@ -47,7 +39,7 @@ absl::StatusOr<planner::PrepareOptions> OptionsFrom(const Args& args, inference:
   if (!batches.empty() && options.max_batch_size > 0) {
     options.max_batch_size = *std::max_element(batches.begin(), batches.end());
   }
-  options.weight_memory = static_cast<planner::WeightMemory>(settings->weight_memory);
+  options.weight_memory = settings->weight_memory;
   options.deterministic = settings->deterministic;
   options.flush_subnormals = settings->flush_subnormals;
   options.measure_budget_millis = *seconds * 1000;

@@ -9,12 +9,12 @@
 #pragma once
 
 #include "absl/status/statusor.h"
+#include "engine/formats/weight_memory.h"
 #include "proto/inference/model_config.pb.h"
 
 namespace espalier::formats {
 
 enum class Precision { kAsStored, kFloat32, kBFloat16 };
-enum class WeightMemory { kSmallest, kBalanced, kFastest };
 
 struct ModelSettings {
   Precision precision = Precision::kAsStored;

@@ -13,17 +13,13 @@
 
 #include "absl/status/statusor.h"
 #include "engine/formats/model_graph.h"
+#include "engine/formats/weight_memory.h"
 #include "engine/planner/plan.h"
 #include "engine/tensor/device.h"
 
 namespace espalier::planner {
 
-// How many copies of a weight, in different layouts, stay in memory (the rules: choose.h).
-//   kSmallest  the one with the fewest bytes, even where dense would be faster
-//   kBalanced  one that is in no bucket noticeably slower than dense; a second only within the
-//              dense bytes
-//   kFastest   whatever is fastest in each bucket
-enum class WeightMemory { kSmallest, kBalanced, kFastest };
+using formats::WeightMemory;
 
 struct PrepareOptions {
   // Largest batch; buckets are the powers of two up to it, and it. 0: the model has no batch

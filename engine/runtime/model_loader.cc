@@ -8,18 +8,6 @@
 namespace espalier::runtime {
 namespace {
 
-planner::WeightMemory ToPlanner(formats::WeightMemory mode) {
-  switch (mode) {
-    case formats::WeightMemory::kSmallest:
-      return planner::WeightMemory::kSmallest;
-    case formats::WeightMemory::kBalanced:
-      return planner::WeightMemory::kBalanced;
-    case formats::WeightMemory::kFastest:
-      return planner::WeightMemory::kFastest;
-  }
-  return planner::WeightMemory::kBalanced;
-}
-
 // What a config's precision means on this device.
 absl::Status CheckPrecision(formats::Precision precision, const std::string& config_path) {
   if (precision == formats::Precision::kAsStored || precision == formats::Precision::kFloat32) {
@@ -73,7 +61,7 @@ class FileModelLoader final : public ModelLoader {
     }
     planner::PrepareOptions options;
     options.max_batch_size = config->max_batch_size();
-    options.weight_memory = ToPlanner(settings->weight_memory);
+    options.weight_memory = settings->weight_memory;
     options.deterministic = settings->deterministic;
     options.flush_subnormals = settings->flush_subnormals;
     options.plan_cache_dir = plan_cache_dir_;
