@@ -73,7 +73,7 @@ On a laptop, local clients only:
 
 A model is a directory:  <repository>/<model>/<version>/model.onnx
                          and, if you like, <repository>/<model>/config.pbtxt
-Ask it something:        espalier models; espalier infer MODEL; curl localhost:8002/metrics
+Ask it something:        espalier models; espalier infer MODEL; curl 127.0.0.1:8002/metrics
 Stop it:                 SIGTERM or Ctrl-C finishes what is in flight; a second one stops at once)";
 
 constexpr rlim_t kFewFiles = 4096;

@@ -32,7 +32,7 @@ std::optional<T> NumberOf(const inference::ModelConfig& config, const std::strin
 
 std::vector<FlagSpec> WithServerFlags(std::vector<FlagSpec> flags) {
   std::vector<FlagSpec> all = {
-      {"url", "HOST:PORT", "gRPC address of the server. Default: localhost:8001."},
+      {"url", "HOST:PORT", "gRPC address of the server. Default: 127.0.0.1:8001."},
       {"deadline", "SECONDS", "Time that one call may take. Default: 60."},
   };
   all.insert(all.end(), flags.begin(), flags.end());
@@ -42,7 +42,7 @@ std::vector<FlagSpec> WithServerFlags(std::vector<FlagSpec> flags) {
 absl::StatusOr<Server> Connect(const Args& args) {
   absl::StatusOr<double> seconds = args.Double("deadline", 60, 0.001, 86400);
   if (!seconds.ok()) return seconds.status();
-  Server server{args.String("url", "localhost:8001"), nullptr};
+  Server server{args.String("url", "127.0.0.1:8001"), nullptr};
   client::ClientOptions options;
   options.deadline = absl::Seconds(*seconds);
   absl::StatusOr<std::unique_ptr<client::Client>> client =

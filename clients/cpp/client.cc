@@ -175,7 +175,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(const std::string& target
   if (target.empty() || absl::StartsWith(target, "http://") ||
       absl::StartsWith(target, "https://")) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "'", target, "' is no gRPC target; give host:port without a scheme, e.g. localhost:8001"));
+        "'", target, "' is no gRPC target; give host:port without a scheme, e.g. 127.0.0.1:8001"));
   }
   grpc::ChannelArguments arguments;
   arguments.SetMaxSendMessageSize(kMaxMessageBytes);

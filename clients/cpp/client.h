@@ -1,6 +1,6 @@
 // client.h — a client of the Open Inference Protocol over gRPC.
 //
-//   auto client = espalier::client::Client::Create("localhost:8001");
+//   auto client = espalier::client::Client::Create("127.0.0.1:8001");
 //   if (!client.ok()) return client.status();
 //   auto input = MakeTensor<float>("input", {1, 784}, pixels);
 //   if (!input.ok()) return input.status();

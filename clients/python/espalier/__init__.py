@@ -2,7 +2,7 @@
 
     import espalier, numpy as np
 
-    with espalier.Client("localhost:8001") as client:
+    with espalier.Client("127.0.0.1:8001") as client:
         result = client.infer("mnist_diagonal16", np.zeros((1, 784), np.float32))
         print(result.output.argmax(axis=1), "answered by version", result.version)
 

@@ -231,7 +231,7 @@ def check_url(url: str) -> str:
     """Returns `url`; ValueError if it can be no gRPC target."""
     if not url or url.startswith(("http://", "https://")):
         raise ValueError(
-            f"{url!r} is no gRPC target; give host:port without a scheme, e.g. localhost:8001"
+            f"{url!r} is no gRPC target; give host:port without a scheme, e.g. 127.0.0.1:8001"
         )
     return url
 

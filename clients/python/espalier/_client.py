@@ -17,7 +17,7 @@ T = TypeVar("T")
 class Client:
     """A connection to a server; safe to share between threads.
 
-        with Client("localhost:8001") as client:
+        with Client("127.0.0.1:8001") as client:
             client.infer("mnist", images).output                 # the model's one input and output
             client.infer("nlp", {"ids": ids, "mask": mask})["logits"]
 
@@ -33,7 +33,7 @@ class Client:
 
     def __init__(
         self,
-        url: str = "localhost:8001",
+        url: str = "127.0.0.1:8001",
         *,
         timeout: Timeout = 60.0,
         credentials: Optional[grpc.ChannelCredentials] = None,

@@ -18,7 +18,7 @@ T = TypeVar("T")
 class Client:
     """A connection to a server, for the tasks of one event loop.
 
-        async with Client("localhost:8001") as client:
+        async with Client("127.0.0.1:8001") as client:
             result = await client.infer("mnist", images)
             many = await asyncio.gather(*(client.infer("mnist", batch) for batch in batches))
 
@@ -27,7 +27,7 @@ class Client:
 
     def __init__(
         self,
-        url: str = "localhost:8001",
+        url: str = "127.0.0.1:8001",
         *,
         timeout: Timeout = 60.0,
         credentials: Optional[grpc.ChannelCredentials] = None,
