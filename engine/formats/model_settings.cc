@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "engine/formats/names.h"
@@ -33,6 +34,20 @@ absl::Status ReadChoice(const inference::ModelConfig& config, const char* key,
       absl::StrCat("parameter '", key, "' is ", Quoted(text), ", expected one of ", good));
 }
 
+absl::Status ReadCount(const inference::ModelConfig& config, const char* key, int64_t highest,
+                       int64_t& value) {
+  const auto parameter = config.parameters().find(key);
+  if (parameter == config.parameters().end()) return absl::OkStatus();
+  const std::string& text = parameter->second.string_value();
+  int64_t read = 0;
+  if (!absl::SimpleAtoi(text, &read) || read < 0 || read > highest) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter '", key, "' is ", Quoted(text), ", expected 0 to ", highest));
+  }
+  value = read;
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<ModelSettings> ReadModelSettings(const inference::ModelConfig& config) {
@@ -50,7 +65,9 @@ absl::StatusOr<ModelSettings> ReadModelSettings(const inference::ModelConfig& co
                                   {"fastest", WeightMemory::kFastest}},
                                  settings.weight_memory),
         ReadChoice(config, "deterministic", booleans, settings.deterministic),
-        ReadChoice(config, "flush_subnormals", booleans, settings.flush_subnormals)}) {
+        ReadChoice(config, "flush_subnormals", booleans, settings.flush_subnormals),
+        ReadCount(config, "execute_delay_ms", kMaxExecuteDelayMillis,
+                  settings.execute_delay_millis)}) {
     if (!status.ok()) return status;
   }
   return settings;

@@ -6,13 +6,20 @@
 //   weight_memory     smallest, balanced (default), fastest  may a layer keep a second layout for large batches?
 //   deterministic     true, false (default)                  bit-identical answers whatever batch and replica
 //   flush_subnormals  true, false (default)                  weights below the smallest normal number are zeros
+//   execute_delay_ms  0 (default) to 600000                  every execution takes that much longer: for tests of
+//                                                            clients and of queues, under the name that Triton's
+//                                                            test backends gave it; warned about at load
 #pragma once
+
+#include <cstdint>
 
 #include "absl/status/statusor.h"
 #include "engine/formats/weight_memory.h"
 #include "proto/inference/model_config.pb.h"
 
 namespace espalier::formats {
+
+inline constexpr int64_t kMaxExecuteDelayMillis = 600'000;
 
 enum class Precision { kAsStored, kFloat32, kBFloat16 };
 
@@ -21,6 +28,7 @@ struct ModelSettings {
   WeightMemory weight_memory = WeightMemory::kBalanced;
   bool deterministic = false;
   bool flush_subnormals = false;
+  int64_t execute_delay_millis = 0;
 };
 
 // Parameters of other names are left alone. InvalidArgument for a value that is none of the above

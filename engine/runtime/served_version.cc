@@ -2,9 +2,12 @@
 
 #include <pthread.h>
 
+#include <chrono>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "engine/formats/model_settings.h"
+#include "engine/runtime/log.h"
 
 namespace espalier::runtime {
 namespace {
@@ -61,10 +64,12 @@ ServedVersion::QueuePolicy ServedVersion::PolicyOf(const Options& options) {
   return policy;
 }
 
-ServedVersion::ServedVersion(Options options, Signature signature, QueuePolicy policy)
+ServedVersion::ServedVersion(Options options, Signature signature, QueuePolicy policy,
+                             int64_t execute_delay_millis)
     : options_(std::move(options)),
       signature_(std::move(signature)),
       policy_(policy),
+      execute_delay_millis_(execute_delay_millis),
       statistics_(signature_.max_batch_size),
       queue_(policy_.max_pending) {}
 
@@ -72,9 +77,17 @@ absl::StatusOr<std::unique_ptr<ServedVersion>> ServedVersion::Create(Options opt
   auto signature = Signature::Create(options.name, options.config.max_batch_size(),
                                      options.model->inputs(), options.model->outputs());
   if (!signature.ok()) return signature.status();
+  auto settings = formats::ReadModelSettings(options.config);
+  if (!settings.ok()) return settings.status();
+  if (settings->execute_delay_millis > 0) {
+    LogEvent(spdlog::level::warn, "every execution is delayed, as the model's config asks",
+             {{"model", options.name},
+              {"version", options.version},
+              {"execute_delay_ms", settings->execute_delay_millis}});
+  }
   const QueuePolicy policy = PolicyOf(options);
-  std::unique_ptr<ServedVersion> version(
-      new ServedVersion(std::move(options), *std::move(signature), policy));
+  std::unique_ptr<ServedVersion> version(new ServedVersion(
+      std::move(options), *std::move(signature), policy, settings->execute_delay_millis));
   if (absl::Status status = version->StartInstances(); !status.ok()) return status;
   return version;
 }
@@ -165,6 +178,8 @@ void ServedVersion::Execute(planner::ExecutionState& state, absl::Span<InferRequ
     items += request->batch;
   }
   const int64_t copied_in = NowNanos();
+  if (execute_delay_millis_ > 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(execute_delay_millis_));
   const absl::Status ran = options_.model->Run(state, items);
   int64_t done = NowNanos();
   PhaseNanos phases = {0, copied_in - started, done - copied_in, 0};
@@ -207,9 +222,14 @@ absl::Status ServedVersion::CopyOutputs(const planner::ExecutionState& state, In
   return absl::OkStatus();
 }
 
-void ServedVersion::Complete(InferRequest* request, absl::Status status, const PhaseNanos* phases) {
+void ServedVersion::Complete(InferRequest* request, absl::Status status, const PhaseNanos* phases,
+                             std::optional<FailureReason> reason) {
   const int64_t total = NowNanos() - request->arrival_nanos;
-  statistics_.RecordRequest(status.code(), total, request->batch, phases);
+  if (status.ok()) {
+    statistics_.RecordSuccess(total, request->batch, *phases);
+  } else {
+    statistics_.RecordFailure(status.code(), reason.value_or(ReasonOf(status.code())), total);
+  }
   options_.latency->request.Observe(total);
   for (int i = 0; phases != nullptr && i < kPhases; ++i)
     options_.latency->phases[i].Observe((*phases)[i]);

@@ -11,6 +11,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -44,9 +45,9 @@ class ServedVersion {
   // Answers what is still queued, joins the instances, frees the model.
   ~ServedVersion();
 
-  // Checks the request and queues it, or runs it at once when that is quick; it is answered through Answer in every case, perhaps before
-  // Submit returns. `request->version` must be a handle of this version; the caller holds another
-  // one while it calls.
+  // Checks the request and queues it, or runs it at once when that is quick; it is answered through
+  // Answer in every case, perhaps before Submit returns. `request->version` must be a handle of
+  // this version; the caller holds another one while it calls.
   void Submit(InferRequest* request);
   // Answers a request that the front end found faulty, so that it is counted like those that Submit
   // refuses. Same terms.
@@ -62,6 +63,12 @@ class ServedVersion {
   const planner::PreparedModel& model() const { return *options_.model; }
   const VersionStatistics& statistics() const { return statistics_; }
   int64_t pending() const { return queue_.pending(); }
+  // The same by priority level, from the highest (1); one level 0 for a model without levels.
+  struct LevelPending {
+    uint64_t level = 0;
+    int64_t requests = 0;
+  };
+  std::vector<LevelPending> PendingByLevel() const { return {{0, pending()}}; }
   double load_seconds() const { return options_.load_seconds; }
   int instances() const { return static_cast<int>(instances_.size()); }
   size_t arena_bytes() const;  // of all instances
@@ -75,7 +82,8 @@ class ServedVersion {
     bool rejects_expired = true;
   };
 
-  ServedVersion(Options options, Signature signature, QueuePolicy policy);
+  ServedVersion(Options options, Signature signature, QueuePolicy policy,
+                int64_t execute_delay_millis);
   static QueuePolicy PolicyOf(const Options& options);
   absl::Status StartInstances();
   // Running and being run: the thread of the instance, or a caller of Submit that borrows it.
@@ -95,12 +103,15 @@ class ServedVersion {
   absl::Status CopyOutputs(const planner::ExecutionState& state, InferRequest& request,
                            int64_t first_item) const;
   int64_t QueueDeadline(const InferRequest& request) const;
-  // Counts and answers. `phases` is null for a request that was not executed.
-  void Complete(InferRequest* request, absl::Status status, const PhaseNanos* phases);
+  // Counts and answers. `phases` is null for a request that was not executed; without a `reason`,
+  // the code of a bad status tells it.
+  void Complete(InferRequest* request, absl::Status status, const PhaseNanos* phases,
+                std::optional<FailureReason> reason = std::nullopt);
 
   Options options_;
   const Signature signature_;
   const QueuePolicy policy_;
+  const int64_t execute_delay_millis_;
   VersionStatistics statistics_;
   RequestQueue queue_;
   std::vector<std::unique_ptr<Instance>> instances_;

@@ -43,20 +43,40 @@ VersionStatistics::VersionStatistics(int64_t max_batch_size)
     : batch_sizes_(static_cast<size_t>(std::max<int64_t>(max_batch_size, 1)) + 1),
       by_batch_size_(std::make_unique<Execution[]>(batch_sizes_)) {}
 
-void VersionStatistics::RecordRequest(absl::StatusCode code, int64_t total_nanos, int64_t items,
-                                      const PhaseNanos* request_phases) {
+FailureReason ReasonOf(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kUnimplemented:
+      return FailureReason::kInvalid;
+    case absl::StatusCode::kUnavailable:
+      return FailureReason::kUnavailable;
+    case absl::StatusCode::kDeadlineExceeded:
+      return FailureReason::kDeadline;
+    case absl::StatusCode::kCancelled:
+      return FailureReason::kCancelled;
+    default:
+      return FailureReason::kOther;
+  }
+}
+
+void VersionStatistics::RecordSuccess(int64_t total_nanos, int64_t items,
+                                      const PhaseNanos& request_phases) {
+  by_code[0].fetch_add(1, std::memory_order_relaxed);
+  success.Add(total_nanos);
+  inferences.fetch_add(static_cast<uint64_t>(items), std::memory_order_relaxed);
+  for (int i = 0; i < kPhases; ++i) phases[i].Add(request_phases[i]);
+  last_inference_millis.store(EpochMillis(), std::memory_order_relaxed);
+}
+
+void VersionStatistics::RecordFailure(absl::StatusCode code, FailureReason reason,
+                                      int64_t total_nanos) {
   const int index = static_cast<int>(code);
   by_code[index >= 0 && index < kCodes ? index : static_cast<int>(absl::StatusCode::kUnknown)]
       .fetch_add(1, std::memory_order_relaxed);
-  if (code != absl::StatusCode::kOk) {
-    failure.Add(total_nanos);
-    return;
-  }
-  success.Add(total_nanos);
-  inferences.fetch_add(static_cast<uint64_t>(items), std::memory_order_relaxed);
-  for (int i = 0; request_phases != nullptr && i < kPhases; ++i)
-    phases[i].Add((*request_phases)[i]);
-  last_inference_millis.store(EpochMillis(), std::memory_order_relaxed);
+  by_reason[static_cast<int>(reason)].fetch_add(1, std::memory_order_relaxed);
+  failure.Add(total_nanos);
 }
 
 void VersionStatistics::RecordExecution(int64_t items, const PhaseNanos& execution_phases) {

@@ -45,6 +45,32 @@ inline constexpr const char* kPhaseNames[] = {
 };
 inline constexpr int kPhases = std::size(kPhaseNames);
 
+// Why a request failed: enumerator, name in metrics.
+#define ESPALIER_FAILURE_REASONS(X)                                                    \
+  X(kQueueFull, "queue_full")    /* its queue was full when it came */                 \
+  X(kTimeout, "timeout")         /* it waited longer than its queue's policy allows */ \
+  X(kDeadline, "deadline")       /* its gRPC deadline passed before it was executed */ \
+  X(kCancelled, "cancelled")     /* the client took it back before it was executed */  \
+  X(kInvalid, "invalid")         /* it asks for what the model has not, or wrongly */  \
+  X(kUnavailable, "unavailable") /* the version is going away */                       \
+  X(kOther, "other")             /* its execution failed, or there was no memory */
+
+enum class FailureReason : uint8_t {
+#define ESPALIER_REASON_ENUM(name, text) name,
+  ESPALIER_FAILURE_REASONS(ESPALIER_REASON_ENUM)
+#undef ESPALIER_REASON_ENUM
+};
+
+inline constexpr const char* kFailureReasonNames[] = {
+#define ESPALIER_REASON_NAME(name, text) text,
+    ESPALIER_FAILURE_REASONS(ESPALIER_REASON_NAME)
+#undef ESPALIER_REASON_NAME
+};
+inline constexpr int kFailureReasons = std::size(kFailureReasonNames);
+
+// The reason that a code alone tells.
+FailureReason ReasonOf(absl::StatusCode code);
+
 using PhaseNanos = std::array<int64_t, kPhases>;
 
 // How often something happened and how long it took in all.
@@ -97,9 +123,9 @@ class VersionStatistics {
   // `max_batch_size` 0: the model does not batch, executions count as batch 1.
   explicit VersionStatistics(int64_t max_batch_size);
 
-  // One answered request of `items` items. `phases` is null for a request that was never executed.
-  void RecordRequest(absl::StatusCode code, int64_t total_nanos, int64_t items,
-                     const PhaseNanos* phases);
+  // One answered request, of `items` items.
+  void RecordSuccess(int64_t total_nanos, int64_t items, const PhaseNanos& phases);
+  void RecordFailure(absl::StatusCode code, FailureReason reason, int64_t total_nanos);
   // One execution; `phases` without kQueue.
   void RecordExecution(int64_t items, const PhaseNanos& phases);
 
@@ -108,7 +134,8 @@ class VersionStatistics {
     std::atomic<uint64_t> input_nanos{0}, infer_nanos{0}, output_nanos{0};
   };
 
-  std::array<std::atomic<uint64_t>, kCodes> by_code{};  // answered requests
+  std::array<std::atomic<uint64_t>, kCodes> by_code{};             // answered requests
+  std::array<std::atomic<uint64_t>, kFailureReasons> by_reason{};  // failed ones, by FailureReason
   DurationCounter success, failure;
   std::array<DurationCounter, kPhases> phases;  // of successful requests
   std::atomic<uint64_t> inferences{0};          // items in successful requests

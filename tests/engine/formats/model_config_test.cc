@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include "absl/strings/str_cat.h"
 #include "engine/formats/model_settings.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -337,6 +338,7 @@ TEST(ModelSettingsTest, DefaultsHoldWithoutParameters) {
   EXPECT_EQ(settings->weight_memory, WeightMemory::kBalanced);
   EXPECT_FALSE(settings->deterministic);
   EXPECT_FALSE(settings->flush_subnormals);
+  EXPECT_EQ(settings->execute_delay_millis, 0);
 }
 
 TEST(ModelSettingsTest, EveryValueIsRead) {
@@ -349,6 +351,7 @@ TEST(ModelSettingsTest, EveryValueIsRead) {
   EXPECT_TRUE(ReadModelSettings(WithParameter("deterministic", "true"))->deterministic);
   EXPECT_FALSE(ReadModelSettings(WithParameter("deterministic", "false"))->deterministic);
   EXPECT_TRUE(ReadModelSettings(WithParameter("flush_subnormals", "true"))->flush_subnormals);
+  EXPECT_EQ(ReadModelSettings(WithParameter("execute_delay_ms", "25"))->execute_delay_millis, 25);
 }
 
 TEST(ModelSettingsTest, ABadValueListsTheGoodOnesAndStopsTheLoad) {
@@ -358,6 +361,12 @@ TEST(ModelSettingsTest, ABadValueListsTheGoodOnesAndStopsTheLoad) {
       {"parameter 'weight_memory' is 'fast', expected one of smallest, balanced, fastest"});
   ExpectRefused(ReadModelSettings(WithParameter("precision", "")).status(),
                 StatusCode::kInvalidArgument, {"expected one of as_stored, fp32, bf16"});
+  for (const char* bad : {"-1", "600001", "", "1.5", "soon", "99999999999999999999"}) {
+    ExpectRefused(
+        ReadModelSettings(WithParameter("execute_delay_ms", bad)).status(),
+        StatusCode::kInvalidArgument,
+        {absl::StrCat("parameter 'execute_delay_ms' is '", bad, "', expected 0 to 600000")});
+  }
   ExpectRefused(ReadModelSettings(WithParameter("deterministic", "1")).status(),
                 StatusCode::kInvalidArgument, {"expected one of true, false"});
   ExpectInvalid("parameters { key: \"flush_subnormals\" value { string_value: \"yes\" } }",

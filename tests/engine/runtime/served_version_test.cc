@@ -213,6 +213,19 @@ TEST_F(ServedVersionTest, StatisticsCountItemsExecutionsAndPhases) {
   EXPECT_EQ(latency_->phases[0].Read().count, 3u);
 }
 
+TEST_F(ServedVersionTest, ExecutionsTakeAsMuchLongerAsTheConfigAsks) {
+  inference::ModelConfig config;
+  (*config.mutable_parameters())["execute_delay_ms"].set_string_value("20");
+  VersionHandle version = Serve(config);
+  for (int i = 0; i < 2; ++i) {
+    TestRequest request(1);
+    request.Submit(version);
+    ASSERT_TRUE(request.status().ok());
+  }
+  EXPECT_GE(version->statistics().phases[static_cast<int>(Phase::kComputeInfer)].nanos,
+            40'000'000u);
+}
+
 TEST_F(ServedVersionTest, EveryOfManySimultaneousRequestsIsAnsweredOnceWithItsOwnResult) {
   inference::ModelConfig config;
   config.add_instance_group()->set_count(3);

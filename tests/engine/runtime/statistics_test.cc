@@ -41,17 +41,27 @@ TEST(LatencyHistogramTest, NothingIsLostWhenManyCount) {
   EXPECT_EQ(histogram.Read().count, 40000u);
 }
 
-TEST(VersionStatisticsTest, FailuresCountByCodeAndNotAsInferences) {
+TEST(VersionStatisticsTest, FailuresCountByCodeAndReasonAndNotAsInferences) {
   VersionStatistics statistics(4);
   const PhaseNanos phases = {1, 2, 3, 4};
-  statistics.RecordRequest(absl::StatusCode::kOk, 10, 4, &phases);
-  statistics.RecordRequest(absl::StatusCode::kUnavailable, 5, 4, nullptr);
+  statistics.RecordSuccess(10, 4, phases);
+  statistics.RecordFailure(absl::StatusCode::kUnavailable, FailureReason::kTimeout, 5);
   EXPECT_EQ(statistics.inferences, 4u);
   EXPECT_EQ(statistics.success.nanos, 10u);
   EXPECT_EQ(statistics.failure.nanos, 5u);
   EXPECT_EQ(statistics.by_code[static_cast<int>(absl::StatusCode::kUnavailable)], 1u);
+  EXPECT_EQ(statistics.by_reason[static_cast<int>(FailureReason::kTimeout)], 1u);
   EXPECT_EQ(statistics.phases[static_cast<int>(Phase::kComputeOutput)].nanos, 4u);
   EXPECT_GT(statistics.last_inference_millis, 0);
+}
+
+TEST(VersionStatisticsTest, ACodeTellsItsReason) {
+  EXPECT_EQ(ReasonOf(absl::StatusCode::kUnimplemented), FailureReason::kInvalid);
+  EXPECT_EQ(ReasonOf(absl::StatusCode::kCancelled), FailureReason::kCancelled);
+  EXPECT_EQ(ReasonOf(absl::StatusCode::kDeadlineExceeded), FailureReason::kDeadline);
+  EXPECT_EQ(ReasonOf(absl::StatusCode::kUnavailable), FailureReason::kUnavailable);
+  EXPECT_EQ(ReasonOf(absl::StatusCode::kResourceExhausted), FailureReason::kOther);
+  EXPECT_STREQ(kFailureReasonNames[static_cast<int>(FailureReason::kQueueFull)], "queue_full");
 }
 
 }  // namespace
