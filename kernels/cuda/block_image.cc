@@ -16,8 +16,10 @@ size_t AlignUp(size_t bytes) {
   return (bytes + kImageAlignment - 1) / kImageAlignment * kImageAlignment;
 }
 
+// copy(block, stride, rows, columns, panel), as CopyPanel, for values of type Value.
+template <typename Value, typename Copy>
 void PackPanels(const WeightView& weight, const BlockImage& image, const BlockRows& rows,
-                Panel* panels, uint16_t* values) {
+                Panel* panels, Value* values, Copy copy) {
   const int kc = image.panel_columns, br = weight.block_rows, bc = weight.block_cols;
   const int splits = bc / kc;
   for (int64_t row = 0; row < image.block_rows_count; ++row) {
@@ -25,14 +27,35 @@ void PackPanels(const WeightView& weight, const BlockImage& image, const BlockRo
     int64_t p = begin;
     for (int32_t i = rows.row_begin[row]; i < rows.row_begin[row + 1]; ++i) {
       const BlockEntry& entry = rows.entries[i];
-      const uint16_t* block =
-          static_cast<const uint16_t*>(weight.values) + int64_t{entry.block} * br * bc;
+      const Value* block =
+          static_cast<const Value*>(weight.values) + int64_t{entry.block} * br * bc;
       for (int split = 0; split < splits; ++split, ++p) {
         panels[p] = {entry.column * bc + split * kc, static_cast<int32_t>(row), begin, end};
-        CopyPanel(block + split * kc, bc, br, kc, values + p * br * kc);
+        copy(block + split * kc, bc, br, kc, values + p * br * kc);
       }
     }
   }
+}
+
+void CopyF32Panel(const float* block, int stride, int rows, int columns, float* panel) {
+  for (int r = 0; r < rows; ++r)
+    std::copy_n(block + int64_t{r} * stride, columns, panel + r * columns);
+}
+
+// Everything but the type.
+bool FitsSides(const LinearDesc& desc) {
+  const auto is_side = [](int32_t side) {
+    return side == 16 || side == 32 || side == 64 || side == 128;
+  };
+  constexpr int64_t kLimit = std::numeric_limits<int32_t>::max() / 4;
+  if (desc.layout != Layout::kBlockCsr && desc.layout != Layout::kDiagonal) return false;
+  if (desc.io_dtype != desc.weight_dtype) return false;
+  if (!is_side(desc.block_rows) || !is_side(desc.block_cols)) return false;
+  if (desc.in < 1 || desc.out < 1 || desc.in > kLimit || desc.out > kLimit) return false;
+  const int64_t R = (desc.out + desc.block_rows - 1) / desc.block_rows;
+  const int64_t C = (desc.in + desc.block_cols - 1) / desc.block_cols;
+  return desc.count >= 0 && desc.count <= kLimit &&
+         (desc.layout == Layout::kBlockCsr || desc.count <= kLimit / std::min(R, C));
 }
 
 }  // namespace
@@ -50,9 +73,11 @@ void CopyPanel(const uint16_t* block, int stride, int rows, int columns, uint16_
 BlockImage BlockImageOf(const WeightView& weight) {
   BlockImage image;
   image.block_rows_count = weight.block_row_count();
-  image.panel_columns = PanelColumns(weight.block_cols);
+  const bool is_f32 = weight.dtype == DType::kFloat32;
+  image.panel_columns =
+      is_f32 ? F32PanelColumns(weight.block_cols) : PanelColumns(weight.block_cols);
   image.panels = StoredBlocks(weight) * (weight.block_cols / image.panel_columns);
-  image.panel_bytes = size_t{2} * weight.block_rows * image.panel_columns;
+  image.panel_bytes = SizeOf(weight.dtype) * weight.block_rows * image.panel_columns;
   image.rows_offset = 0;
   image.panels_offset = AlignUp(image.block_rows_count * sizeof(RowSpan));
   image.values_offset = image.panels_offset + AlignUp(image.panels * sizeof(Panel));
@@ -61,19 +86,12 @@ BlockImage BlockImageOf(const WeightView& weight) {
 }
 
 bool FitsBlockImage(const LinearDesc& desc) {
-  const auto is_side = [](int32_t side) {
-    return side == 16 || side == 32 || side == 64 || side == 128;
-  };
-  constexpr int64_t kLimit = std::numeric_limits<int32_t>::max() / 4;
-  if (desc.layout != Layout::kBlockCsr && desc.layout != Layout::kDiagonal) return false;
-  if (desc.weight_dtype != DType::kBFloat16 && desc.weight_dtype != DType::kFloat16) return false;
-  if (desc.io_dtype != desc.weight_dtype) return false;
-  if (!is_side(desc.block_rows) || !is_side(desc.block_cols)) return false;
-  if (desc.in < 1 || desc.out < 1 || desc.in > kLimit || desc.out > kLimit) return false;
-  const int64_t R = (desc.out + desc.block_rows - 1) / desc.block_rows;
-  const int64_t C = (desc.in + desc.block_cols - 1) / desc.block_cols;
-  return desc.count >= 0 && desc.count <= kLimit &&
-         (desc.layout == Layout::kBlockCsr || desc.count <= kLimit / std::min(R, C));
+  return (desc.weight_dtype == DType::kBFloat16 || desc.weight_dtype == DType::kFloat16) &&
+         FitsSides(desc);
+}
+
+bool FitsF32BlockImage(const LinearDesc& desc) {
+  return desc.weight_dtype == DType::kFloat32 && FitsSides(desc);
 }
 
 bool FitsBlockStream(const LinearDesc& desc) {
@@ -85,18 +103,31 @@ bool FitsBlockStream(const LinearDesc& desc) {
 size_t BlockImageBytes(const WeightView& weight) { return BlockImageOf(weight).bytes; }
 
 KernelStatus PackBlockImage(const WeightView& weight, void* packed) {
-  if (!FitsBlockImage({0, weight.out, weight.in, weight.layout, weight.dtype, weight.dtype,
-                       weight.block_rows, weight.block_cols, weight.count})) {
+  const LinearDesc desc{0,
+                        weight.out,
+                        weight.in,
+                        weight.layout,
+                        weight.dtype,
+                        weight.dtype,
+                        weight.block_rows,
+                        weight.block_cols,
+                        weight.count};
+  if (!FitsBlockImage(desc) && !FitsF32BlockImage(desc)) {
     return {KernelCode::kUnsupported,
-            "block image: needs 2-byte blocks with sides 16, 32, 64, 128"};
+            "block image: needs f32, bf16 or f16 blocks with sides 16, 32, 64, 128"};
   }
   const BlockImage image = BlockImageOf(weight);
   char* base = static_cast<char*>(packed);
   try {
     const BlockRows rows = GroupByRow(weight);
     std::memset(base, 0, image.values_offset);
-    PackPanels(weight, image, rows, reinterpret_cast<Panel*>(base + image.panels_offset),
-               reinterpret_cast<uint16_t*>(base + image.values_offset));
+    auto* panels = reinterpret_cast<Panel*>(base + image.panels_offset);
+    char* values = base + image.values_offset;
+    if (weight.dtype == DType::kFloat32) {
+      PackPanels(weight, image, rows, panels, reinterpret_cast<float*>(values), CopyF32Panel);
+    } else {
+      PackPanels(weight, image, rows, panels, reinterpret_cast<uint16_t*>(values), CopyPanel);
+    }
     std::vector<int32_t> order(image.block_rows_count);
     std::iota(order.begin(), order.end(), 0);
     const auto length = [&](int32_t r) { return rows.row_begin[r + 1] - rows.row_begin[r]; };

@@ -9,6 +9,8 @@
 //   panels     Panel[P]    by block row, then by column
 //   values     2-byte      panel after panel, each br·kc values, SWIZZLED as the tensor memory engine would
 //
+// fp32 weights have the same sections with kc = min(bc, 32) and plain row-major panels: their kernel pads rows itself.
+//
 // Inside a panel, value (r, c) is at byte s ^ ((s >> 3) & mask), s = 2·(r·kc + c), mask = 2·kc − 16: the 16-byte chunks of
 // a row are permuted so that eight rows' chunks lie in eight different bank groups.
 //
@@ -40,6 +42,7 @@ struct Panel {
 constexpr int kImageAlignment = 1024;  // of sections; swizzle patterns repeat within it
 
 constexpr int PanelColumns(int block_cols) { return block_cols < 64 ? block_cols : 64; }
+constexpr int F32PanelColumns(int block_cols) { return block_cols < 32 ? block_cols : 32; }
 
 // XOR mask of the swizzle for rows of `panel_columns` 2-byte values: 16 → 0x10, 32 → 0x30, 64 → 0x70.
 constexpr int SwizzleMask(int panel_columns) { return panel_columns * 2 - 16; }
@@ -62,6 +65,8 @@ BlockImage BlockImageOf(const WeightView& weight);
 
 // True when br and bc are in {16, 32, 64, 128}, values and x are of one 2-byte type and every index fits int32.
 bool FitsBlockImage(const LinearDesc& desc);
+// The same with fp32 values and x.
+bool FitsF32BlockImage(const LinearDesc& desc);
 
 // FitsBlockImage, blocks that block_linear_stream.cu is compiled for, and few tokens.
 constexpr int kMaxStreamTokens = 32;

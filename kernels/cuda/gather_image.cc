@@ -33,8 +33,7 @@ template <typename OnTile>
 void ForEachDiagonalTile(const WeightView& w, const GatherImage& image, OnTile on_tile) {
   std::vector<int64_t> met;
   for (int64_t tile = 0; tile < image.tiles; ++tile) {
-    const int64_t first = tile * kDiagonalTileRows,
-                  last = std::min(first + kDiagonalTileRows, w.out);
+    const int64_t first = tile * image.tile_rows, last = std::min(first + image.tile_rows, w.out);
     met.clear();
     for (int64_t k = 0; k < w.count; ++k) {
       if (Meets(w, w.offsets[k], first, last)) met.push_back(k);
@@ -53,17 +52,21 @@ int64_t LongestRow(const WeightView& w, int64_t tile) {
   return longest;
 }
 
+// Value: uint16_t for the 2-byte types, uint32_t for fp32.
+template <typename Value>
 void PackDiagonal(const WeightView& w, const GatherImage& image, char* base) {
+  constexpr int64_t kHalves = sizeof(Value) == 2 ? 2 : 1;  // rows a lane
   auto* tiles = reinterpret_cast<int32_t*>(base);
   auto* starts = reinterpret_cast<uint16_t*>(base + image.starts_offset);
-  auto* units = reinterpret_cast<uint16_t*>(base + image.units_offset);
-  const auto* values = static_cast<const uint16_t*>(w.values);
+  auto* units = reinterpret_cast<Value*>(base + image.units_offset);
+  constexpr int64_t kUnitValues = kUnitBytes / sizeof(Value), kLaneValues = 16 / sizeof(Value);
+  const auto* values = static_cast<const Value*>(w.values);
   int64_t unit = 0;
   ForEachDiagonalTile(
       w, image, [&](int64_t tile, int64_t first, int64_t last, const std::vector<int64_t>& met) {
         tiles[tile] = static_cast<int32_t>(unit);
         const int64_t count = UnitsFor(static_cast<int64_t>(met.size()));
-        std::memset(units + unit * kUnitBytes / 2, 0, count * kUnitBytes);
+        std::memset(units + unit * kUnitValues, 0, count * kUnitBytes);
         std::fill_n(starts + unit * kUnitEntries, count * kUnitEntries,
                     static_cast<uint16_t>(image.wrapped));
         for (size_t i = 0; i < met.size(); ++i) {
@@ -75,7 +78,7 @@ void PackDiagonal(const WeightView& w, const GatherImage& image, char* base) {
             const int64_t column = PositionOf(w, row, offset);
             if (column >= w.in) continue;
             const int64_t lane = (row - first) % 32, half = (row - first) / 32;
-            units[at * kUnitBytes / 2 + lane * 8 + entry * 2 + half] =
+            units[at * kUnitValues + lane * kLaneValues + entry * kHalves + half] =
                 values[ValueIndex(w, met[i], row, column)];
           }
         }
@@ -84,26 +87,34 @@ void PackDiagonal(const WeightView& w, const GatherImage& image, char* base) {
   tiles[image.tiles] = static_cast<int32_t>(unit);
 }
 
+template <typename Value>
 void PackCsr(const WeightView& w, const GatherImage& image, char* base) {
   auto* tiles = reinterpret_cast<int32_t*>(base);
-  auto* units = reinterpret_cast<uint16_t*>(base + image.units_offset);
-  const auto* values = static_cast<const uint16_t*>(w.values);
+  const auto* values = static_cast<const Value*>(w.values);
+  const auto positions_of = [&](int64_t unit, int64_t lane) {
+    char* at = base + image.units_offset + unit * image.unit_bytes;
+    return reinterpret_cast<uint16_t*>(at + (sizeof(Value) == 2 ? lane * 16 : 512 + lane * 8));
+  };
+  const auto values_of = [&](int64_t unit, int64_t lane) {
+    char* at = base + image.units_offset + unit * image.unit_bytes;
+    return reinterpret_cast<Value*>(at + lane * 16 + (sizeof(Value) == 2 ? 8 : 0));
+  };
   int64_t unit = 0;
   for (int64_t tile = 0; tile < image.tiles; ++tile) {
     tiles[tile] = static_cast<int32_t>(unit);
     const int64_t count = UnitsFor(LongestRow(w, tile));
-    for (int64_t lane = unit * 32; lane < (unit + count) * 32; ++lane) {
-      std::fill_n(units + lane * 8, kUnitEntries, static_cast<uint16_t>(image.wrapped));
-      std::fill_n(units + lane * 8 + kUnitEntries, kUnitEntries, uint16_t{0});
+    for (int64_t i = 0; i < count * 32; ++i) {
+      std::fill_n(positions_of(unit + i / 32, i % 32), kUnitEntries,
+                  static_cast<uint16_t>(image.wrapped));
+      std::fill_n(values_of(unit + i / 32, i % 32), kUnitEntries, Value{0});
     }
     for (int64_t row = tile * kCsrTileRows; row < std::min((tile + 1) * kCsrTileRows, w.out);
          ++row) {
       for (int64_t i = 0; i < w.row_ptr[row + 1] - w.row_ptr[row]; ++i) {
         const int64_t stored = w.row_ptr[row] + i;
-        uint16_t* words =
-            units + (unit + i / kUnitEntries) * kUnitBytes / 2 + row % kCsrTileRows * 8;
-        words[i % kUnitEntries] = static_cast<uint16_t>(w.col_idx[stored]);
-        words[kUnitEntries + i % kUnitEntries] = values[stored];
+        const int64_t at = unit + i / kUnitEntries, lane = row % kCsrTileRows;
+        positions_of(at, lane)[i % kUnitEntries] = static_cast<uint16_t>(w.col_idx[stored]);
+        values_of(at, lane)[i % kUnitEntries] = values[stored];
       }
     }
     unit += count;
@@ -116,7 +127,9 @@ void PackCsr(const WeightView& w, const GatherImage& image, char* base) {
 GatherImage GatherImageOf(const WeightView& weight) {
   GatherImage image;
   const bool is_diagonal = weight.layout == Layout::kDiagonal;
-  image.tile_rows = is_diagonal ? kDiagonalTileRows : kCsrTileRows;
+  const bool is_f32 = weight.dtype == DType::kFloat32;
+  image.tile_rows = is_diagonal && !is_f32 ? kDiagonalTileRows : kCsrTileRows;
+  image.unit_bytes = !is_diagonal && is_f32 ? kF32CsrUnitBytes : kUnitBytes;
   image.tiles = (weight.out + image.tile_rows - 1) / image.tile_rows;
   image.modulus = is_diagonal ? std::max(weight.out, weight.in) : weight.in;
   image.wrapped = is_diagonal ? image.modulus + kDiagonalTileRows : weight.in;
@@ -129,15 +142,19 @@ GatherImage GatherImageOf(const WeightView& weight) {
 
 bool FitsGatherImage(const LinearDesc& desc) {
   constexpr int64_t kMostPositions = std::numeric_limits<uint16_t>::max() - kDiagonalTileRows;
+  constexpr int64_t kMostF32Positions = 48 * 1024;  // 192 KiB of shared memory
   const bool is_csr = desc.layout == Layout::kCsr;
   const bool is_diagonal =
       desc.layout == Layout::kDiagonal && desc.block_rows == 1 && desc.block_cols == 1;
   if (!is_csr && !is_diagonal) return false;
-  if (desc.weight_dtype != DType::kBFloat16 && desc.weight_dtype != DType::kFloat16) return false;
+  const bool is_f32 = desc.weight_dtype == DType::kFloat32;
+  const int64_t most_positions = is_f32 ? kMostF32Positions : kMostPositions;
+  if (!is_f32 && desc.weight_dtype != DType::kBFloat16 && desc.weight_dtype != DType::kFloat16)
+    return false;
   if (desc.io_dtype != desc.weight_dtype || desc.in < 1 || desc.out < 1) return false;
   if (desc.count < 0 || desc.count > std::numeric_limits<int32_t>::max() / 2) return false;
-  if (is_csr) return desc.in <= kMostPositions && desc.out <= (int64_t{1} << 30);
-  return std::max(desc.in, desc.out) <= kMostPositions && desc.count <= std::max(desc.in, desc.out);
+  if (is_csr) return desc.in <= most_positions && desc.out <= (int64_t{1} << 30);
+  return std::max(desc.in, desc.out) <= most_positions && desc.count <= std::max(desc.in, desc.out);
 }
 
 size_t GatherImageBytes(const WeightView& weight) {
@@ -151,23 +168,24 @@ size_t GatherImageBytes(const WeightView& weight) {
   } else {
     for (int64_t tile = 0; tile < image.tiles; ++tile) units += UnitsFor(LongestRow(weight, tile));
   }
-  return image.units_offset + units * kUnitBytes;
+  return image.units_offset + units * image.unit_bytes;
 }
 
 KernelStatus PackGatherImage(const WeightView& weight, void* packed) {
   if (!FitsGatherImage({0, weight.out, weight.in, weight.layout, weight.dtype, weight.dtype,
                         weight.block_rows, weight.block_cols, weight.count})) {
     return {KernelCode::kUnsupported,
-            "gather image: needs 2-byte csr or diagonal(1) below 65,472 columns"};
+            "gather image: needs csr or diagonal(1) below 65,472 columns (f32: 49,153)"};
   }
   const GatherImage image = GatherImageOf(weight);
   char* base = static_cast<char*>(packed);
   std::memset(base, 0, image.units_offset);
   try {
+    const bool is_f32 = weight.dtype == DType::kFloat32;
     if (weight.layout == Layout::kDiagonal) {
-      PackDiagonal(weight, image, base);
+      (is_f32 ? PackDiagonal<uint32_t> : PackDiagonal<uint16_t>)(weight, image, base);
     } else {
-      PackCsr(weight, image, base);
+      (is_f32 ? PackCsr<uint32_t> : PackCsr<uint16_t>)(weight, image, base);
     }
   } catch (const std::bad_alloc&) {
     return {KernelCode::kOutOfMemory, "gather image: no host memory for the list of diagonals"};

@@ -7,6 +7,8 @@
 //   diagonal  tile: 64 rows, rows l and l + 32 a lane. Unit: four diagonals; word d holds the values of diagonal d in both
 //             rows. Along a diagonal the column grows with the row, so one START per diagonal serves the tile: row j meets
 //             position start + j. Diagonals that miss a tile of a tall layer are left out.
+//   fp32      a lane's 16 bytes are four values: of one row in both layouts, so that a diagonal tile has 32 rows too. The
+//             positions of csr follow, 8 bytes a lane: 768 bytes a unit.
 //
 // Positions are those of x EXTENDED: position i < wrapped is column i mod modulus (zero where that is >= in), so that
 // diagonals need not wrap; the positions from `wrapped` on are zeros, for values that are filled up: 0 · x must not be
@@ -15,7 +17,7 @@
 //   section  type               order
 //   tiles    int32 [N + 1]      units of tile t are [tiles[t], tiles[t + 1])
 //   starts   uint16 [N·⌈K/4⌉][4]  diagonal only, by unit; room for every diagonal in every tile
-//   units    512 bytes each     last: their number is known only after packing
+//   units    512 or 768 bytes   last: their number is known only after packing
 #pragma once
 
 #include <cstddef>
@@ -26,14 +28,16 @@
 
 namespace espalier::kernels::cuda {
 
-constexpr int kUnitBytes = 512;
 constexpr int kUnitEntries = 4;  // diagonals, or non-zeros of a row
 constexpr int kDiagonalTileRows = 64;
 constexpr int kCsrTileRows = 32;
+constexpr int kUnitBytes = 512;
+constexpr int kF32CsrUnitBytes = 768;
 
 struct GatherImage {
   int64_t tiles = 0;
   int tile_rows = 0;
+  int unit_bytes = 0;
   int64_t modulus = 0;                         // csr: in; diagonal: max(out, in)
   int64_t wrapped = 0;                         // csr: in; diagonal: modulus + 64
   int64_t positions = 0;                       // all, the zeros included
@@ -42,7 +46,8 @@ struct GatherImage {
 
 GatherImage GatherImageOf(const WeightView& weight);
 
-// Layout csr, or diagonal with 1×1 blocks; 2-byte values and x; positions of x fit 16 bits.
+// Layout csr, or diagonal with 1×1 blocks; values and x of one type; positions of x fit 16 bits, and one token of x fits
+// shared memory.
 bool FitsGatherImage(const LinearDesc& desc);
 
 size_t GatherImageBytes(const WeightView& weight);

@@ -7,7 +7,10 @@
 //            64th or 32nd unit of it; the sums meet in the shared memory of one of the thread blocks. The first weights are
 //            asked for before the wait on the previous kernel.
 //   kWhole   any number of tokens: a warp takes whole tiles, a thread block one group of kTokens tokens at a time.
-// What bounds it is shared memory (2 bytes a product) and the unpacking of 2-byte values, about 2.3 instructions a product.
+// What bounds it is shared memory (2 bytes a product, 4 in fp32) and the unpacking of 2-byte values, about 2.3 instructions
+// a product.
+#include <type_traits>
+
 #include "kernels/cuda/device/epilogue.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/ptx.cuh"
@@ -28,15 +31,21 @@ constexpr size_t kSharedLimit = 227 * 1024;
 constexpr int ClusterOf(Share share) {
   return share == Share::kStream4 ? 4 : share == Share::kStream2 ? 2 : 1;
 }
+// Rows of a tile that a lane has.
+template <typename T>
+constexpr int LaneRows(Format format) {
+  return format == Format::kDiagonal && sizeof(T) == 2 ? 2 : 1;
+}
+template <typename T>
 constexpr int TileRows(Format format) {
-  return format == Format::kCsr ? kCsrTileRows : kDiagonalTileRows;
+  return 32 * LaneRows<T>(format);
 }
 
 template <typename T>
 struct Params {
   const int32_t* tiles;
   const uint2* starts;  // four 16-bit positions a unit
-  const uint4* units;
+  const char* units;
   const T* x;
   int64_t x_stride;
   int32_t in, modulus, wrapped, positions;  // of x in shared memory: gather_image.h
@@ -45,31 +54,22 @@ struct Params {
   LinearOutput<T> to;
 };
 
-// kTokens 2-byte values.
-template <int kTokens>
-struct Vector;
-template <>
-struct Vector<1> {
-  uint16_t words[1];
-};
-template <>
-struct Vector<2> {
-  uint32_t words[1];
-};
-template <>
-struct alignas(8) Vector<4> {
-  uint32_t words[2];
-};
-template <>
-struct alignas(16) Vector<8> {
-  uint32_t words[4];
+// The values of kTokens tokens.
+template <typename T, int kTokens>
+struct alignas(kTokens * sizeof(T) < 16 ? kTokens * sizeof(T) : 16) Vector {
+  using Word = std::conditional_t<(kTokens * sizeof(T) < 4), uint16_t, uint32_t>;
+  Word words[kTokens * sizeof(T) / sizeof(Word)];
 };
 
 // sums[t] += weight · value t of the vector.
 template <typename T, int kTokens>
 __device__ __forceinline__ void Accumulate(float* sums, float weight,
-                                           const Vector<kTokens>& vector) {
-  if constexpr (kTokens == 1) {
+                                           const Vector<T, kTokens>& vector) {
+  if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t)
+      sums[t] = fmaf(weight, __uint_as_float(vector.words[t]), sums[t]);
+  } else if constexpr (kTokens == 1) {
     sums[0] = fmaf(weight, UnpackPair<T>(vector.words[0]).x, sums[0]);
   } else {
 #pragma unroll
@@ -98,9 +98,10 @@ __device__ __forceinline__ void LoadColumns(uint32_t (&words)[kColumns / 2], con
   }
 }
 
-// x of kTokens tokens from `token` on, transposed; zeros beyond `in` and beyond the last token.
+// FillX for 2-byte values.
 template <typename T, int kTokens>
-__device__ __forceinline__ void FillX(const Params<T>& params, int64_t token, Vector<kTokens>* x) {
+__device__ __forceinline__ void FillPairs(const Params<T>& params, int64_t token,
+                                          Vector<T, kTokens>* x) {
   constexpr int kColumns = FillColumns(kTokens);
   const uint16_t* from = reinterpret_cast<const uint16_t*>(params.x) + token * params.x_stride;
   const int present = static_cast<int>(min(int64_t{kTokens}, params.to.tokens - token));
@@ -119,7 +120,7 @@ __device__ __forceinline__ void FillX(const Params<T>& params, int64_t token, Ve
     }
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      Vector<kTokens> vector;
+      Vector<T, kTokens> vector;
       if constexpr (kTokens == 1) {
         vector.words[0] = static_cast<uint16_t>(rows[0][c / 2] >> (16 * (c % 2)));
       } else {
@@ -140,7 +141,7 @@ __device__ __forceinline__ void FillX(const Params<T>& params, int64_t token, Ve
       values[t] =
           t < present && column < params.in ? __ldg(from + t * params.x_stride + column) : 0;
     }
-    Vector<kTokens> vector;
+    Vector<T, kTokens> vector;
     if constexpr (kTokens == 1) {
       vector.words[0] = values[0];
     } else {
@@ -149,6 +150,31 @@ __device__ __forceinline__ void FillX(const Params<T>& params, int64_t token, Ve
         vector.words[w] = values[2 * w] | uint32_t{values[2 * w + 1]} << 16;
     }
     x[i] = vector;
+  }
+}
+
+// x of kTokens tokens from `token` on, transposed; zeros beyond `in` and beyond the last token.
+template <typename T, int kTokens>
+__device__ __forceinline__ void FillX(const Params<T>& params, int64_t token,
+                                      Vector<T, kTokens>* x) {
+  if constexpr (sizeof(T) == 2) {
+    FillPairs<T, kTokens>(params, token, x);
+  } else {
+    const float* from = params.x + token * params.x_stride;
+#pragma unroll 2
+    for (int i = threadIdx.x; i < params.positions; i += kThreads) {
+      const int column = i < params.modulus   ? i
+                         : i < params.wrapped ? i - params.modulus
+                                              : params.in;
+      Vector<T, kTokens> vector;
+#pragma unroll
+      for (int t = 0; t < kTokens; ++t) {
+        const bool is_there = token + t < params.to.tokens && column < params.in;
+        vector.words[t] =
+            is_there ? __float_as_uint(__ldg(from + t * params.x_stride + column)) : 0;
+      }
+      x[i] = vector;
+    }
   }
 }
 
@@ -166,22 +192,29 @@ __device__ __forceinline__ void Load(const Params<T>& params, int first, int str
     const int unit = first + i * stride;
     const uint32_t zeros = params.wrapped | static_cast<uint32_t>(params.wrapped)
                                                 << 16;  // two positions that hold 0
-    batch.units[i] = unit < end ? __ldg(params.units + int64_t{unit} * 32 + threadIdx.x % 32)
-                     : kFormat == Format::kCsr ? make_uint4(zeros, zeros, 0, 0)
-                                               : make_uint4(0, 0, 0, 0);
-    if (kFormat == Format::kDiagonal) {
+    constexpr bool kIsF32Csr = sizeof(T) == 4 && kFormat == Format::kCsr;
+    constexpr int64_t kBytes = kIsF32Csr ? kF32CsrUnitBytes : kUnitBytes;
+    const char* from = params.units + unit * kBytes;
+    const int lane = threadIdx.x % 32;
+    batch.units[i] = unit < end ? __ldg(reinterpret_cast<const uint4*>(from) + lane)
+                     : kFormat == Format::kCsr && !kIsF32Csr ? make_uint4(zeros, zeros, 0, 0)
+                                                             : make_uint4(0, 0, 0, 0);
+    if constexpr (kFormat == Format::kDiagonal) {
       batch.starts[i] = unit < end ? __ldg(params.starts + unit) : make_uint2(zeros, zeros);
+    } else if constexpr (kIsF32Csr) {
+      batch.starts[i] = unit < end ? __ldg(reinterpret_cast<const uint2*>(from + 512) + lane)
+                                   : make_uint2(zeros, zeros);
     }
   }
 }
 
 // Sums of a lane: [row of the lane][token].
-template <Format kFormat, int kTokens>
-using Sums = float[TileRows(kFormat) / 32][kTokens];
+template <typename T, Format kFormat, int kTokens>
+using Sums = float[LaneRows<T>(kFormat)][kTokens];
 
 template <typename T, Format kFormat, int kTokens>
-__device__ __forceinline__ void Multiply(const Batch& batch, const Vector<kTokens>* x,
-                                         Sums<kFormat, kTokens>& sums) {
+__device__ __forceinline__ void Multiply(const Batch& batch, const Vector<T, kTokens>* x,
+                                         Sums<T, kFormat, kTokens>& sums) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kBatch; ++i) {
@@ -190,12 +223,16 @@ __device__ __forceinline__ void Multiply(const Batch& batch, const Vector<kToken
     const uint32_t starts[2] = {batch.starts[i].x, batch.starts[i].y};
 #pragma unroll
     for (int d = 0; d < kUnitEntries; ++d) {
-      if constexpr (kFormat == Format::kCsr) {
+      const uint32_t start = starts[d / 2] >> (16 * (d % 2)) & 0xffff;
+      if constexpr (sizeof(T) == 4) {
+        const uint32_t position = kFormat == Format::kCsr ? start : start + lane;
+        Accumulate<T, kTokens>(sums[0], __uint_as_float(words[d]), x[position]);
+      } else if constexpr (kFormat == Format::kCsr) {
         const uint32_t column = words[d / 2] >> (16 * (d % 2)) & 0xffff;
         const float2 pair = UnpackPair<T>(words[2 + d / 2]);
         Accumulate<T, kTokens>(sums[0], d % 2 == 0 ? pair.x : pair.y, x[column]);
       } else {
-        const Vector<kTokens>* at = x + (starts[d / 2] >> (16 * (d % 2)) & 0xffff) + lane;
+        const Vector<T, kTokens>* at = x + start + lane;
         const float2 pair = UnpackPair<T>(words[d]);
         Accumulate<T, kTokens>(sums[0], pair.x, at[0]);
         Accumulate<T, kTokens>(sums[1], pair.y, at[32]);
@@ -214,7 +251,7 @@ __device__ __forceinline__ void Store(const LinearOutput<T>& to, int64_t token, 
 }
 
 template <typename T, Format kFormat, int kTokens>
-__device__ __forceinline__ void RunWhole(const Params<T>& params, Vector<kTokens>* x) {
+__device__ __forceinline__ void RunWhole(const Params<T>& params, Vector<T, kTokens>* x) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int item = blockIdx.x; item < params.groups * params.parts; item += gridDim.x) {
     const int64_t token = int64_t{item / params.parts} * kTokens;
@@ -224,7 +261,7 @@ __device__ __forceinline__ void RunWhole(const Params<T>& params, Vector<kTokens
     for (int tile = item % params.parts * kWarps + warp; tile < params.tile_count;
          tile += params.parts * kWarps) {
       const int begin = params.tiles[tile], end = params.tiles[tile + 1];
-      Sums<kFormat, kTokens> sums = {};
+      Sums<T, kFormat, kTokens> sums = {};
       Batch batch, next;
       Load<T, kFormat>(params, begin, 1, end, batch);
       for (int unit = begin; unit < end; unit += kBatch) {
@@ -233,10 +270,10 @@ __device__ __forceinline__ void RunWhole(const Params<T>& params, Vector<kTokens
         batch = next;
       }
 #pragma unroll
-      for (int r = 0; r < TileRows(kFormat) / 32; ++r) {
+      for (int r = 0; r < LaneRows<T>(kFormat); ++r) {
 #pragma unroll
         for (int t = 0; t < kTokens; ++t) {
-          Store(params.to, token + t, int64_t{tile} * TileRows(kFormat) + r * 32 + lane,
+          Store(params.to, token + t, int64_t{tile} * TileRows<T>(kFormat) + r * 32 + lane,
                 sums[r][t]);
         }
       }
@@ -245,18 +282,18 @@ __device__ __forceinline__ void RunWhole(const Params<T>& params, Vector<kTokens
 }
 
 // Shared memory after x: the warps' sums of one tile, and the thread blocks' sums of the tiles that this one finishes.
-template <Format kFormat, int kTokens>
+template <typename T, Format kFormat, int kTokens>
 struct StreamSums {
   static constexpr int kCount =
-      TileRows(kFormat) * kTokens;  // sum i: row i / kTokens, token i % kTokens
+      TileRows<T>(kFormat) * kTokens;  // sum i: row i / kTokens, token i % kTokens
   float warps[kWarps][kCount];
   float parts[2][4][kCount];  // [round % 2][thread block]
 };
 
 template <typename T, Format kFormat, int kCluster, int kTokens>
-__device__ __forceinline__ void RunStream(const Params<T>& params, Vector<kTokens>* x,
-                                          StreamSums<kFormat, kTokens>* shared) {
-  using Shared = StreamSums<kFormat, kTokens>;
+__device__ __forceinline__ void RunStream(const Params<T>& params, Vector<T, kTokens>* x,
+                                          StreamSums<T, kFormat, kTokens>* shared) {
+  using Shared = StreamSums<T, kFormat, kTokens>;
   constexpr int kStride = kCluster * kWarps;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int rank = static_cast<int>(ClusterRank()), first_unit = rank * kWarps + warp;
@@ -282,7 +319,7 @@ __device__ __forceinline__ void RunStream(const Params<T>& params, Vector<kToken
     const bool has_next = i + 1 < tiles;
     const int next_begin = has_next ? params.tiles[tile + params.parts] : 0;
     const int next_end = has_next ? params.tiles[tile + params.parts + 1] : 0;
-    Sums<kFormat, kTokens> sums = {};
+    Sums<T, kFormat, kTokens> sums = {};
     for (int unit = begin; unit < end; unit += kBatch * kStride) {
       if (unit + kBatch * kStride < end) {
         Load<T, kFormat>(params, unit + kBatch * kStride + first_unit, kStride, end, next);
@@ -296,7 +333,7 @@ __device__ __forceinline__ void RunStream(const Params<T>& params, Vector<kToken
     begin = next_begin;
     end = next_end;
 #pragma unroll
-    for (int r = 0; r < TileRows(kFormat) / 32; ++r) {
+    for (int r = 0; r < LaneRows<T>(kFormat); ++r) {
 #pragma unroll
       for (int t = 0; t < kTokens; ++t)
         shared->warps[warp][(r * 32 + lane) * kTokens + t] = sums[r][t];
@@ -320,7 +357,7 @@ __device__ __forceinline__ void RunStream(const Params<T>& params, Vector<kToken
 #pragma unroll
       for (int r = 0; r < kCluster; ++r) value += shared->parts[i / kCluster % 2][r][s];
       const int64_t row =
-          int64_t{first_tile + mine * params.parts} * TileRows(kFormat) + s / kTokens;
+          int64_t{first_tile + mine * params.parts} * TileRows<T>(kFormat) + s / kTokens;
       Store(params.to, token + s % kTokens, row, value);
     }
   }
@@ -329,23 +366,23 @@ __device__ __forceinline__ void RunStream(const Params<T>& params, Vector<kToken
 template <typename T, Format kFormat, Share kShare, int kTokens>
 __global__ void __launch_bounds__(kThreads, 1) GatherKernel(const Params<T> params) {
   extern __shared__ __align__(16) char dynamic_shared[];
-  auto* x = reinterpret_cast<Vector<kTokens>*>(dynamic_shared);
+  auto* x = reinterpret_cast<Vector<T, kTokens>*>(dynamic_shared);
   ReleaseSuccessors();
   if constexpr (kShare == Share::kWhole) {
     WaitForPredecessors();
     RunWhole<T, kFormat, kTokens>(params, x);
   } else {
-    const size_t x_bytes = (params.positions * sizeof(Vector<kTokens>) + 15) / 16 * 16;
+    const size_t x_bytes = (params.positions * sizeof(Vector<T, kTokens>) + 15) / 16 * 16;
     RunStream<T, kFormat, ClusterOf(kShare), kTokens>(
-        params, x, reinterpret_cast<StreamSums<kFormat, kTokens>*>(dynamic_shared + x_bytes));
+        params, x, reinterpret_cast<StreamSums<T, kFormat, kTokens>*>(dynamic_shared + x_bytes));
     SyncCluster();  // no thread block leaves while another may still pass sums to it
   }
 }
 
-template <Format kFormat, Share kShare, int kTokens>
+template <typename T, Format kFormat, Share kShare, int kTokens>
 size_t SharedBytes(int64_t positions) {
-  const size_t x = (positions * sizeof(Vector<kTokens>) + 15) / 16 * 16;
-  return kShare == Share::kWhole ? x : x + sizeof(StreamSums<kFormat, kTokens>);
+  const size_t x = (positions * sizeof(Vector<T, kTokens>) + 15) / 16 * 16;
+  return kShare == Share::kWhole ? x : x + sizeof(StreamSums<T, kFormat, kTokens>);
 }
 
 template <typename T, Format kFormat, Share kShare, int kTokens>
@@ -353,7 +390,7 @@ KernelStatus RunTokens(const KernelContext& ctx, const LinearArgs& args, const G
   const char* base = static_cast<const char*>(args.weight.packed);
   const int64_t groups = (args.tokens + kTokens - 1) / kTokens;
   const auto kernel = GatherKernel<T, kFormat, kShare, kTokens>;
-  const size_t shared_bytes = SharedBytes<kFormat, kShare, kTokens>(image.positions);
+  const size_t shared_bytes = SharedBytes<T, kFormat, kShare, kTokens>(image.positions);
   constexpr int kCluster = ClusterOf(kShare);
   int workers = MultiprocessorCount();
   if (kCluster > 1) {
@@ -371,7 +408,7 @@ KernelStatus RunTokens(const KernelContext& ctx, const LinearArgs& args, const G
     return {KernelCode::kUnsupported, "gather: too many token groups for one grid"};
   const Params<T> params{reinterpret_cast<const int32_t*>(base),
                          reinterpret_cast<const uint2*>(base + image.starts_offset),
-                         reinterpret_cast<const uint4*>(base + image.units_offset),
+                         base + image.units_offset,
                          static_cast<const T*>(args.x),
                          args.x_stride,
                          static_cast<int32_t>(args.weight.in),
@@ -391,13 +428,13 @@ template <typename T, Format kFormat, Share kShare>
 KernelStatus RunShared(const KernelContext& ctx, const LinearArgs& args) {
   const GatherImage image = GatherImageOf(args.weight);
   const auto fits = [&](size_t bytes) { return bytes <= kSharedLimit - 1024; };
-  if (args.tokens > 4 && fits(SharedBytes<kFormat, kShare, 8>(image.positions))) {
+  if (args.tokens > 4 && fits(SharedBytes<T, kFormat, kShare, 8>(image.positions))) {
     return RunTokens<T, kFormat, kShare, 8>(ctx, args, image);
   }
-  if (args.tokens > 2 && fits(SharedBytes<kFormat, kShare, 4>(image.positions))) {
+  if (args.tokens > 2 && fits(SharedBytes<T, kFormat, kShare, 4>(image.positions))) {
     return RunTokens<T, kFormat, kShare, 4>(ctx, args, image);
   }
-  if (args.tokens > 1 && fits(SharedBytes<kFormat, kShare, 2>(image.positions))) {
+  if (args.tokens > 1 && fits(SharedBytes<T, kFormat, kShare, 2>(image.positions))) {
     return RunTokens<T, kFormat, kShare, 2>(ctx, args, image);
   }
   return RunTokens<T, kFormat, kShare, 1>(ctx, args, image);
@@ -406,6 +443,10 @@ KernelStatus RunShared(const KernelContext& ctx, const LinearArgs& args) {
 template <Share kShare>
 KernelStatus RunTyped(const KernelContext& ctx, const LinearArgs& args) {
   const bool is_csr = args.weight.layout == Layout::kCsr;
+  if (args.io_dtype == DType::kFloat32) {
+    return is_csr ? RunShared<float, Format::kCsr, kShare>(ctx, args)
+                  : RunShared<float, Format::kDiagonal, kShare>(ctx, args);
+  }
   if (args.io_dtype == DType::kBFloat16) {
     return is_csr ? RunShared<BFloat16, Format::kCsr, kShare>(ctx, args)
                   : RunShared<BFloat16, Format::kDiagonal, kShare>(ctx, args);
@@ -417,7 +458,7 @@ KernelStatus RunTyped(const KernelContext& ctx, const LinearArgs& args) {
 KernelStatus Check(const LinearArgs& args) {
   if (!FitsGatherImage(DescOfArgs(args))) {
     return {KernelCode::kUnsupported,
-            "gather: needs 2-byte csr or diagonal(1) below 65,472 columns"};
+            "gather: needs csr or diagonal(1) below 65,472 columns (f32: 49,153)"};
   }
   return CheckArgs(args);
 }

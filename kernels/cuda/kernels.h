@@ -28,7 +28,9 @@ namespace espalier::kernels::cuda {
   X(BlockStream)                 \
   X(GatherStream)                \
   X(GatherPairs)                 \
-  X(GatherWhole)
+  X(GatherWhole)                 \
+  X(ExpandTiles)                 \
+  X(BlockFma)
 
 enum class CudaKernel : int32_t {
 #define ESPALIER_CUDA_KERNEL_ENUM(name) k##name,

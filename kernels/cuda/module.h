@@ -22,7 +22,7 @@
 
 namespace espalier::kernels::cuda {
 
-constexpr uint32_t kCudaModuleAbi = 1;
+constexpr uint32_t kCudaModuleAbi = 2;
 
 struct CudaDeviceInfo {
   char name[256];

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/block_image.h"
 #include "kernels/cuda/dense_image.h"
+#include "kernels/cuda/expand_image.h"
 #include "kernels/cuda/gather_image.h"
 #include "kernels/cuda/row_group_image.h"
 
@@ -29,6 +30,10 @@ struct BlockForm {
   static constexpr auto kBytes = BlockImageBytes;
   static constexpr auto kPack = PackBlockImage;
   static constexpr auto Scratch = NoScratch;
+};
+
+struct F32BlockForm : BlockForm {
+  static bool Fits(const LinearDesc& desc) { return FitsF32BlockImage(desc); }
 };
 
 struct SlabForm : BlockForm {
@@ -65,6 +70,14 @@ struct GatherStreamForm : GatherForm {
   static bool Fits(const LinearDesc& desc) {
     return FitsGatherImage(desc) && desc.tokens <= kMaxStreamTokens;
   }
+};
+
+struct ExpandForm {
+  static constexpr const char* kPacking = "cuda_expand_image";
+  static bool Fits(const LinearDesc& desc) { return FitsExpandImage(desc); }
+  static constexpr auto kBytes = ExpandImageBytes;
+  static constexpr auto kPack = PackExpandImage;
+  static constexpr auto Scratch = NoScratch;
 };
 
 template <Layout kLayout, DType kType, typename Form>

@@ -52,7 +52,8 @@ __device__ __forceinline__ float TanhApproximate(float x) {
 template <typename T>
 __device__ __forceinline__ float GeluTanh(float x) {
   if constexpr (sizeof(T) == 4) {
-    return 0.5f * x * (1.0f + tanhf(0.797884561f * (x + 0.044715f * x * x * x)));
+    // x / (1 + e^-2u) does not cancel for x < 0.
+    return x / (1.0f + expf(-1.59576912f * x * fmaf(0.044715f * x, x, 1.0f)));
   } else if constexpr (__is_same(T, BFloat16)) {
     const float half = 0.5f * x, u = x * fmaf(0.0356774081f, x * x, 0.797884561f);
     return fmaf(half, TanhApproximate(u), half);
@@ -89,7 +90,9 @@ __device__ __forceinline__ void Activate(float (&values)[kCount], Activation act
       apply([](float x) { return GeluTanh<T>(x); });
       break;
     case Activation::kSigmoid:
-      apply([](float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); });
+      apply([](float x) {
+        return sizeof(T) == 4 ? 1.0f / (1.0f + expf(-x)) : __fdividef(1.0f, 1.0f + __expf(-x));
+      });
       break;
     case Activation::kTanh:
       apply([](float x) { return Tanh<T>(x); });

@@ -53,6 +53,20 @@ __device__ __forceinline__ void FenceRegisters(float (&d)[kCount]) {
 #define ESPALIER_ACC64(i) \
   ESPALIER_ACC16(i), ESPALIER_ACC16(i + 16), ESPALIER_ACC16(i + 32), ESPALIER_ACC16(i + 48)
 
+#define ESPALIER_WGMMA_16(type)                                            \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type \
+               " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, 1, 1, 1, 0, 0;" \
+               : ESPALIER_ACC4(0), ESPALIER_ACC4(4)                        \
+               : "l"(a), "l"(b))
+
+#define ESPALIER_WGMMA_32(type)                                                       \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type            \
+               " {"                                                                   \
+               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
+               "}, %16, %17, 1, 1, 1, 0, 0;"                                          \
+               : ESPALIER_ACC16(0)                                                    \
+               : "l"(a), "l"(b))
+
 #define ESPALIER_WGMMA_64(type)                                                                 \
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                      \
                " {"                                                                             \
@@ -107,7 +121,17 @@ __device__ __forceinline__ void FenceRegisters(float (&d)[kCount]) {
 template <typename T, int kCount>
 __device__ __forceinline__ void Product(float (&d)[kCount], uint64_t a, uint64_t b) {
   constexpr bool kIsBFloat16 = __is_same(T, BFloat16);
-  if constexpr (kCount == 32) {
+  if constexpr (kCount == 8) {
+    if constexpr (kIsBFloat16)
+      ESPALIER_WGMMA_16("bf16");
+    else
+      ESPALIER_WGMMA_16("f16");
+  } else if constexpr (kCount == 16) {
+    if constexpr (kIsBFloat16)
+      ESPALIER_WGMMA_32("bf16");
+    else
+      ESPALIER_WGMMA_32("f16");
+  } else if constexpr (kCount == 32) {
     if constexpr (kIsBFloat16)
       ESPALIER_WGMMA_64("bf16");
     else

@@ -16,16 +16,28 @@ constexpr int kMaxCopies = 20;
 
 int64_t RowStride(int64_t width) { return (width + 63) / 64 * 64; }
 
+// Making and packing 10 million random values takes seconds, and cases that differ in tokens share them: kept to the end.
+std::shared_ptr<RandomWeight> SharedWeight(const RandomWeightSpec& spec) {
+  static std::map<std::string, std::shared_ptr<RandomWeight>> made;
+  std::shared_ptr<RandomWeight>& weight = made[ToString(spec)];
+  if (weight == nullptr) weight = std::make_shared<RandomWeight>(spec);
+  return weight;
+}
+
+const std::vector<char>& SharedPacked(const LinearVariant& variant, const RandomWeight& weight) {
+  static std::map<std::string, std::vector<char>> packed;
+  std::vector<char>& bytes = packed[ToString(weight.spec) + " " + variant.packing];
+  if (bytes.empty()) bytes = PackOnHost(variant, weight.view());
+  return bytes;
+}
+
 }  // namespace
 
 LayerStack::LayerStack(const cuda::CudaModule* module, std::vector<LayerSpec> layers,
                        int64_t tokens, size_t least_bytes)
     : module_(module), layers_(std::move(layers)), tokens_(tokens) {
-  std::map<std::string, std::shared_ptr<RandomWeight>> made;
   for (const LayerSpec& layer : layers_) {
-    std::shared_ptr<RandomWeight>& weight = made[ToString(layer.weight)];
-    if (weight == nullptr) weight = std::make_shared<RandomWeight>(layer.weight);
-    weights_.push_back(weight);
+    weights_.push_back(SharedWeight(layer.weight));
     strides_.push_back(RowStride(layer.weight.in));
   }
   strides_.push_back(RowStride(layers_.back().weight.out));
@@ -96,9 +108,8 @@ PackedLayer::PackedLayer(const LayerStack& stack, int layer, const LinearVariant
             "fill dense");
     }
   } else {
-    std::vector<char> packed;
-    if (like == nullptr) packed = PackOnHost(variant, stack.weight(layer).view());
-    weight_bytes_ = like != nullptr ? like->weight_bytes_ : packed.size();
+    const std::vector<char>& packed = SharedPacked(variant, stack.weight(layer));
+    weight_bytes_ = packed.size();
     for (int copy = 0; copy < stack.copies(); ++copy) {
       weights_.emplace_back(stack.module(), weight_bytes_);
       const void* from = like != nullptr ? like->weights_[0].as()

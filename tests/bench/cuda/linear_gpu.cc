@@ -6,9 +6,9 @@
 // Every row: the kernel's result is checked against the oracle in double, then captured in a graph of at least 20
 // launches beside cuBLASLt's best heuristic, and both are replayed in ABBA order; medians. `cold` walks over copies of
 // weights, inputs and outputs that together are several times the L2, `warm` stays on one. The floor beside a row is the
-// largest of useful arithmetic at 790 TFLOP/s, bytes at 4.3 TB/s (cold; 9 TB/s warm) and, for the kernels that re-read x
+// largest of useful arithmetic at 790 TFLOP/s (fp32: 60), bytes at 4.3 TB/s (cold; 9 TB/s warm) and, for the kernels that re-read x
 // for every block, that traffic at 9 TB/s: rates measured on an H200. Suites: bars, skinny,
-// scattered, vit, grid, network, or one problem as LAYOUT/BLOCK/DENSITY/TOKENS/OUT/IN/ACTIVATION/STATE.
+// scattered, expand, fp32, vit, grid, network, or one problem as LAYOUT/BLOCK/DENSITY/TOKENS/OUT/IN/ACTIVATION/STATE.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -33,7 +33,7 @@ using kernels::cuda::CudaModule;
 using kernels::testing::OrDie;
 using kernels::testing::RandomWeightSpec;
 
-constexpr double kTensorFlops = 790e12, kMemoryBytes = 4.3e12, kL2Bytes = 9e12;
+constexpr double kTensorFlops = 790e12, kFmaFlops = 60e12, kMemoryBytes = 4.3e12, kL2Bytes = 9e12;
 constexpr size_t kColdBytes = size_t{256} << 20;
 constexpr int kLeastNodes = 20, kLeastSamples = 4;
 
@@ -51,8 +51,8 @@ struct Case {
 };
 
 LayerSpec Layer(Layout layout, int64_t out, int64_t in, int32_t block, double density,
-                Activation activation = Activation::kNone, bool even_rows = false) {
-  return {{layout, DType::kBFloat16, out, in, block, block, density, even_rows, 11}, activation};
+                Activation activation = Activation::kNone, DType dtype = DType::kBFloat16) {
+  return {{layout, dtype, out, in, block, block, density, false, 11}, activation};
 }
 
 // "diagonal/64/0.1/12608/3072/768/gelu_tanh/cold"
@@ -108,6 +108,31 @@ std::vector<Case> Suite(const std::string& name) {
       }
     }
   }
+  if (name == "expand") {
+    for (int64_t width : {kWide, int64_t{4096}}) {
+      for (Layout layout : {Layout::kDiagonal, Layout::kCsr}) {
+        for (double density : {0.1, 0.05}) {
+          for (int64_t tokens : {8, 16, 32, 64, 128, 256, 1024}) {
+            cases.push_back({"expand", {Layer(layout, width, width, 1, density)}, tokens, true});
+          }
+        }
+      }
+    }
+  }
+  if (name == "fp32") {
+    for (int32_t b : {1, 16, 32, 64, 128}) {
+      for (int64_t tokens : {1, 16, 64, 1024}) {
+        const LayerSpec layer =
+            Layer(Layout::kDiagonal, 4096, 4096, b, 0.1, Activation::kRelu, DType::kFloat32);
+        cases.push_back({"fp32", {layer}, tokens, true});
+      }
+    }
+    for (int64_t tokens : {1, 16, 1024}) {
+      const LayerSpec layer =
+          Layer(Layout::kCsr, 4096, 4096, 1, 0.1, Activation::kRelu, DType::kFloat32);
+      cases.push_back({"fp32", {layer}, tokens, true});
+    }
+  }
   if (name == "vit") {
     for (int32_t b : {64, 32, 16}) {
       for (int64_t tokens : {12608, 1576}) {
@@ -145,7 +170,8 @@ struct Implementation {
 
 double FloorMicros(const LayerStack& stack, bool cold) {
   const double bytes = stack.TouchedBytes() / (cold ? kMemoryBytes : kL2Bytes);
-  return 1e6 * std::max(stack.UsefulFlops() / kTensorFlops, bytes);
+  const bool is_f32 = stack.layers()[0].weight.dtype == DType::kFloat32;
+  return 1e6 * std::max(stack.UsefulFlops() / (is_f32 ? kFmaFlops : kTensorFlops), bytes);
 }
 
 class Bench {
@@ -216,7 +242,8 @@ std::vector<const LinearVariant*> Bench::Candidates(const LayerSpec& layer, int6
 
 Implementation Bench::Dense(const LayerStack& stack, const std::vector<int64_t>& chunks) {
   Implementation dense;
-  dense.name = "dense_linear_bf16_cublaslt";
+  const bool is_f32 = stack.layers()[0].weight.dtype == DType::kFloat32;
+  dense.name = is_f32 ? "dense_linear_f32_cublaslt" : "dense_linear_bf16_cublaslt";
   const auto variants = kernels::cuda::CudaLinearVariants();
   const auto variant = std::find_if(variants.begin(), variants.end(),
                                     [&](const LinearVariant& v) { return dense.name == v.name; });
@@ -250,7 +277,7 @@ void Bench::Report(const Case& c, const LayerStack& stack, const std::string& va
       json, sizeof(json),
       "{\"case\": \"%s\", \"layout\": \"%s\", \"block\": %d, \"sparsity\": %.4f, \"M\": %lld, "
       "\"K\": %lld, "
-      "\"N\": %lld, \"layers\": %zu, \"dtype\": \"bf16\", \"mode\": \"graph\", \"state\": \"%s\", "
+      "\"N\": %lld, \"layers\": %zu, \"dtype\": \"%s\", \"mode\": \"graph\", \"state\": \"%s\", "
       "\"activation\": \"%s\", \"variant\": \"%s\", \"planned\": %s, \"us\": %.3f, \"min_us\": "
       "%.3f, "
       "\"spread\": %.4f, \"samples\": %d, \"dense_us\": %.3f, \"floor_us\": %.3f, "
@@ -258,9 +285,10 @@ void Bench::Report(const Case& c, const LayerStack& stack, const std::string& va
       "\"tflops\": %.1f, \"gbytes_per_s\": %.1f}",
       c.name.c_str(), NameOf(w.layout), w.block_rows, 1.0 - nonzero / size,
       static_cast<long long>(c.tokens), static_cast<long long>(w.in), static_cast<long long>(w.out),
-      c.layers.size(), c.cold ? "cold" : "warm", NameOf(c.layers[0].activation), variant.c_str(),
-      planned ? "true" : "false", sparse.median_us, sparse.min_us, sparse.spread, sparse.samples,
-      dense.median_us, floor, weight_bytes, stack.UsefulFlops() / sparse.median_us * 1e-6,
+      c.layers.size(), w.dtype == DType::kFloat32 ? "f32" : "bf16", c.cold ? "cold" : "warm",
+      NameOf(c.layers[0].activation), variant.c_str(), planned ? "true" : "false", sparse.median_us,
+      sparse.min_us, sparse.spread, sparse.samples, dense.median_us, floor, weight_bytes,
+      stack.UsefulFlops() / sparse.median_us * 1e-6,
       stack.TouchedBytes() / sparse.median_us * 1e-3);
   std::string row = json;
   if (cusparse != nullptr) {

@@ -99,6 +99,44 @@ TEST(GatherImageTest, RowsOfCsrAreWhole) {
   }
 }
 
+// fp32: a lane has one row; the 16-bit positions of csr follow the values of a unit.
+TEST(GatherImageTest, Fp32WeightsOfBothLayoutsAreWhole) {
+  for (Layout layout : {Layout::kCsr, Layout::kDiagonal}) {
+    for (const auto& [out, in] : {std::pair{100, 90}, {32, 7}, {1, 1}, {70, 300}, {300, 70}}) {
+      for (double density : {0.0, 0.1, 1.0}) {
+        const RandomWeightSpec spec{layout, DType::kFloat32, out, in, 1, 1, density};
+        const RandomWeight weight(spec);
+        const Image image(weight);
+        const bool is_csr = layout == Layout::kCsr;
+        const char* units = image.bytes.data() + image.layout.units_offset;
+        std::vector<float> dense(spec.out * spec.in, 0);
+        for (int64_t tile = 0; tile < image.layout.tiles; ++tile) {
+          for (int32_t u = image.tiles[tile]; u < image.tiles[tile + 1]; ++u) {
+            const char* unit = units + int64_t{u} * (is_csr ? 768 : 512);
+            for (int lane = 0; lane < 32; ++lane) {
+              for (int e = 0; e < 4; ++e) {
+                float value;
+                std::memcpy(&value, unit + lane * 16 + e * 4, 4);
+                const int64_t position =
+                    is_csr ? reinterpret_cast<const uint16_t*>(unit + 512)[lane * 4 + e]
+                           : image.starts[u * 4 + e] + lane;
+                const int64_t row = tile * 32 + lane, column = position % image.layout.modulus;
+                ASSERT_LT(position, image.layout.positions);
+                if (position < image.layout.wrapped && column < in && row < out) {
+                  if (value != 0) dense[row * in + column] = value;
+                } else {
+                  ASSERT_EQ(value, 0);
+                }
+              }
+            }
+          }
+        }
+        EXPECT_EQ(dense, DenseOf<float>(weight)) << ToString(spec);
+      }
+    }
+  }
+}
+
 TEST(GatherImageTest, PositionsThatDoNotFit16BitsAreRefused) {
   LinearDesc desc{1, 70000, 100, Layout::kDiagonal, DType::kBFloat16, DType::kBFloat16, 1, 1, 10};
   EXPECT_FALSE(FitsGatherImage(desc));

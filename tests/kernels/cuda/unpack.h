@@ -18,12 +18,13 @@ inline uint16_t PanelValue(const char* panel, int columns, int r, int c) {
   return value;
 }
 
-// The weight as a dense [out, in] matrix of 2-byte values.
-inline std::vector<uint16_t> DenseOf(const RandomWeight& weight) {
+// The weight as a dense [out, in] matrix of its values: uint16_t, or float.
+template <typename Value = uint16_t>
+std::vector<Value> DenseOf(const RandomWeight& weight) {
   const WeightView w = weight.view();
-  const auto* values = reinterpret_cast<const uint16_t*>(weight.values.data());
+  const auto* values = reinterpret_cast<const Value*>(weight.values.data());
   const int64_t R = w.block_row_count(), C = w.block_col_count(), D = w.diagonal_length();
-  std::vector<uint16_t> dense(w.out * w.in, 0);
+  std::vector<Value> dense(w.out * w.in, 0);
   const auto put = [&](int64_t block_row, int64_t block_col, int64_t block) {
     for (int64_t r = 0; r < w.block_rows; ++r) {
       for (int64_t c = 0; c < w.block_cols; ++c) {

@@ -58,9 +58,24 @@ TEST(CudaVariantsTest, HopperGetsTheKernelsOfItsBlockSize) {
   EXPECT_TRUE(wide.contains("block_csr_linear_f16_sm90_twin256"));
 }
 
+TEST(CudaVariantsTest, Fp32GetsItsOwnKernelsAndNoOthers) {
+  EXPECT_EQ(Supported(Problem(Layout::kDiagonal, DType::kFloat32, 64, 10), Arch::kSm90),
+            std::set<std::string>{"diagonal_linear_f32_sm80_fma"});
+  EXPECT_EQ(Supported(Problem(Layout::kBlockCsr, DType::kFloat32, 16, 1000), Arch::kSm80),
+            std::set<std::string>{"block_csr_linear_f32_sm80_fma"});
+  EXPECT_EQ(Supported(Problem(Layout::kCsr, DType::kFloat32, 1, 1000), Arch::kSm90),
+            std::set<std::string>{"csr_linear_f32_sm90_gather"});
+}
+
+TEST(CudaVariantsTest, ScatteredWeightsOfTwoBytesGetTensorCoresToo) {
+  for (Layout layout : {Layout::kCsr, Layout::kDiagonal}) {
+    const auto found = Supported(Problem(layout, DType::kBFloat16, 1, 100), Arch::kSm90);
+    EXPECT_TRUE(found.contains(std::string(NameOf(layout)) + "_linear_bf16_sm90_expand"));
+  }
+}
+
 TEST(CudaVariantsTest, WhatNoKernelTakesIsUnsupportedAndNotACrash) {
   EXPECT_TRUE(Supported(Problem(Layout::kBlockCsr, DType::kBFloat16, 48, 10), Arch::kSm90).empty());
-  EXPECT_TRUE(Supported(Problem(Layout::kDiagonal, DType::kFloat32, 64, 10), Arch::kSm90).empty());
   LinearDesc mixed = Problem(Layout::kDiagonal, DType::kBFloat16, 64, 10);
   mixed.io_dtype = DType::kFloat32;
   EXPECT_TRUE(Supported(mixed, Arch::kSm90).empty());
