@@ -1,169 +1,18 @@
 #include "service/infer_call.h"
 
-#include <grpc/slice.h>
-
-#include <cstdlib>
-#include <limits>
-
-#include "absl/strings/str_cat.h"
-#include "engine/runtime/model_manager.h"
-#include "service/infer_encoder.h"
-#include "service/typed_contents.h"
-
 namespace espalier::service {
-namespace {
-
-using absl::InvalidArgumentError;
-using absl::StrCat;
-
-// What no protobuf parser takes.
-constexpr size_t kMaxResponseBytes = std::numeric_limits<int32_t>::max();
-// Up to here gRPC's own allocation, one block with its reference count, is good enough; it aborts
-// without memory.
-constexpr size_t kSmallResponseBytes = size_t{1} << 20;
-
-absl::StatusOr<grpc::Slice> AllocateSlice(size_t bytes) {
-  // grpc_slice_malloc would put the bytes of a short slice into the handle itself, and they would
-  // move with it.
-  if (bytes <= kSmallResponseBytes)
-    return grpc::Slice(grpc_slice_malloc_large(bytes), grpc::Slice::STEAL_REF);
-  void* memory = std::malloc(bytes);
-  if (memory == nullptr)
-    return absl::ResourceExhaustedError(StrCat("no memory for a response of ", bytes, " bytes"));
-  return grpc::Slice(memory, bytes, std::free);
-}
-
-}  // namespace
 
 InferCall::InferCall(ServiceState& state, grpc::CallbackServerContext& context,
-                     const grpc::ByteBuffer& message, grpc::ByteBuffer& response)
-    : state_(state),
+                     grpc::ByteBuffer& response)
+    : InferTask(state, Envelope::kUnary),
       scope_(state.telemetry, context, Rpc::kModelInfer),
-      message_(message),
-      response_(response),
-      message_bytes_(static_cast<int64_t>(message.Length())) {
+      response_(response) {
   arrival_nanos = scope_.arrival_nanos();
   deadline_nanos = scope_.deadline_nanos();
 }
 
-InferCall::~InferCall() {
-  if (admitted_) state_.telemetry.in_flight.Leave(message_bytes_);
-}
-
-absl::Status InferCall::Admit() {
-  if (state_.draining.load(std::memory_order_relaxed))
-    return absl::UnavailableError("server is shutting down");
-  absl::Status status = state_.telemetry.in_flight.Enter(message_bytes_);
-  admitted_ = status.ok();
-  return status;
-}
-
-absl::Status InferCall::Decode(DecodedRequest* request) {
-  if (!message_.Dump(&slices_).ok())
-    return InvalidArgumentError("malformed ModelInferRequest: message cannot be unpacked");
-  std::vector<runtime::ByteSlice> pieces;
-  pieces.reserve(slices_.size());
-  for (const grpc::Slice& slice : slices_) {
-    pieces.push_back({reinterpret_cast<const std::byte*>(slice.begin()), slice.size()});
-  }
-  return DecodeInferRequest(pieces, request);
-}
-
-void InferCall::Begin() {
-  DecodedRequest request;
-  absl::Status status = Admit();
-  if (status.ok()) status = Decode(&request);
-  if (!status.ok()) return Answer(std::move(status));
-  auto found = state_.models.Find(request.model_name, request.model_version);
-  if (!found.ok()) return Answer(found.status());
-  const runtime::VersionHandle model = *std::move(found);  // held until Submit has returned
-  version = model;
-  id_ = std::move(request.id);
-  timeout_micros = request.timeout_micros;
-  if (!request.parameter_error.empty()) status = InvalidArgumentError(request.parameter_error);
-  if (status.ok()) status = TakeInputs(request, model->name());
-  if (status.ok()) status = TakeOutputs(request);
-  if (!status.ok()) return model->Refuse(this, std::move(status));
-  model->Submit(this);
-}
-
-absl::Status InferCall::TakeInputs(DecodedRequest& request, const std::string& model) {
-  const bool raw = !request.raw_inputs.empty();
-  if (raw && request.raw_inputs.size() != request.inputs.size()) {
-    return InvalidArgumentError(StrCat("expected ", request.inputs.size(),
-                                       " raw_input_contents, one per input, got ",
-                                       request.raw_inputs.size(), ", for model '", model, "'"));
-  }
-  inputs.reserve(request.inputs.size());
-  typed_.reserve(request.inputs.size());  // slices point into its strings, which must not move
-  for (size_t i = 0; i < request.inputs.size(); ++i) {
-    DecodedInput& input = request.inputs[i];
-    auto data = raw && !input.has_contents && !input.in_shared_memory
-                    ? absl::StatusOr<runtime::ByteSlices>(std::move(request.raw_inputs[i]))
-                    : TypedData(input, raw);
-    if (!data.ok())
-      return absl::Status(data.status().code(),
-                          StrCat(data.status().message(), ", for model '", model, "'"));
-    inputs.push_back({std::move(input.name), std::move(input.datatype), std::move(input.shape),
-                      *std::move(data)});
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<runtime::ByteSlices> InferCall::TypedData(const DecodedInput& input, bool has_raw) {
-  const std::string name = runtime::Printable(input.name);
-  if (input.in_shared_memory) {
-    return absl::UnimplementedError(
-        StrCat("input '", name, "': this server takes no tensors from shared memory"));
-  }
-  if (has_raw) {
-    return InvalidArgumentError(
-        StrCat("contents field must not be specified when using raw_input_contents for input '",
-               name, "'"));
-  }
-  if (!input.has_contents) {
-    return InvalidArgumentError(StrCat("unable to find data for input tensor '", name,
-                                       "': neither raw_input_contents nor contents is set"));
-  }
-  auto elements = ElementCount(input.shape);
-  if (!elements.ok())
-    return InvalidArgumentError(StrCat("input '", name, "': ", elements.status().message()));
-  auto bytes = RawElements(input, *elements);
-  if (!bytes.ok()) return bytes.status();
-  typed_.push_back(*std::move(bytes));
-  return runtime::ByteSlices{
-      {reinterpret_cast<const std::byte*>(typed_.back().data()), typed_.back().size()}};
-}
-
-absl::Status InferCall::TakeOutputs(const DecodedRequest& request) {
-  requested_outputs.reserve(request.outputs.size());
-  for (const DecodedOutput& output : request.outputs) {
-    if (output.in_shared_memory || output.wants_classification) {
-      return absl::UnimplementedError(
-          StrCat("output '", runtime::Printable(output.name), "': this server does not offer ",
-                 output.in_shared_memory ? "shared memory" : "the classification extension"));
-    }
-    requested_outputs.push_back(output.name);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status InferCall::AllocateOutputs() {
-  InferResponse response(version->signature(), version->version(), id_, outputs);
-  if (response.bytes() > kMaxResponseBytes) {
-    return absl::ResourceExhaustedError(StrCat("the response would have ", response.bytes(),
-                                               " bytes, at most ", kMaxResponseBytes,
-                                               " fit a message; send smaller batches"));
-  }
-  auto slice = AllocateSlice(response.bytes());
-  if (!slice.ok()) return slice.status();
-  response_slice_ = *std::move(slice);
-  response.Write(reinterpret_cast<std::byte*>(const_cast<uint8_t*>(response_slice_.begin())));
-  return absl::OkStatus();
-}
-
 void InferCall::Answer(absl::Status status) {
-  if (status.ok()) response_ = grpc::ByteBuffer(&response_slice_, 1);
+  if (status.ok()) response_ = Response();
   ServerUnaryReactor::Finish(scope_.End(status));
 }
 

@@ -8,8 +8,23 @@ namespace espalier::service {
 namespace {
 
 // Field numbers of proto/inference/grpc_service.proto.
-enum ResponseField { kModelName = 1, kModelVersion = 2, kId = 3, kOutputs = 5, kRawOutputs = 6 };
+enum ResponseField {
+  kModelName = 1,
+  kModelVersion = 2,
+  kId = 3,
+  kParameters = 4,
+  kOutputs = 5,
+  kRawOutputs = 6
+};
+enum StreamField { kErrorMessage = 1, kInferResponse = 2 };
 enum OutputField { kName = 1, kDatatype = 2, kShape = 3 };
+
+// A map entry: "triton_final_response" (field 1) is InferParameter (field 2) {bool_param (1): true}.
+constexpr absl::string_view kFinalResponse(
+    "\x0a\x15"
+    "triton_final_response"
+    "\x12\x02\x08\x01",
+    27);
 
 size_t VarintBytes(uint64_t value) {
   size_t bytes = 1;
@@ -21,10 +36,15 @@ size_t VarintBytes(uint64_t value) {
 size_t FieldBytes(size_t length) { return 1 + VarintBytes(length) + length; }
 size_t StringBytes(absl::string_view text) { return text.empty() ? 0 : FieldBytes(text.size()); }
 
-size_t ShapeBytes(const Shape& shape) {
+size_t ShapeBytes(absl::Span<const int64_t> shape) {
   size_t bytes = 0;
   for (const int64_t dim : shape) bytes += VarintBytes(static_cast<uint64_t>(dim));
   return bytes;
+}
+
+size_t OutputBytes(const ResponseOutput& output) {
+  const size_t shape = output.shape.empty() ? 0 : FieldBytes(ShapeBytes(output.shape));
+  return StringBytes(output.name) + StringBytes(output.datatype) + shape;
 }
 
 class Writer {
@@ -56,39 +76,51 @@ class Writer {
 
 }  // namespace
 
-InferResponse::InferResponse(const runtime::Signature& signature, int64_t version,
-                             absl::string_view id, std::vector<runtime::OutputTensor>& outputs)
-    : signature_(signature), version_(absl::StrCat(version)), id_(id), outputs_(outputs) {
-  bytes_ = StringBytes(signature_.model) + StringBytes(version_) + StringBytes(id_);
-  for (const runtime::OutputTensor& output : outputs_) {
-    bytes_ += FieldBytes(OutputBytes(output)) + FieldBytes(output.bytes);
+InferResponse::InferResponse(absl::string_view model, int64_t version, absl::string_view id,
+                             absl::Span<ResponseOutput> outputs, Envelope envelope)
+    : model_(model),
+      version_(absl::StrCat(version)),
+      id_(id),
+      outputs_(outputs),
+      envelope_(envelope) {
+  response_bytes_ = StringBytes(model_) + StringBytes(version_) + StringBytes(id_);
+  if (envelope_ == Envelope::kStream) response_bytes_ += StringBytes(kFinalResponse);
+  for (const ResponseOutput& output : outputs_) {
+    response_bytes_ += FieldBytes(OutputBytes(output)) + FieldBytes(output.bytes);
   }
-}
-
-size_t InferResponse::OutputBytes(const runtime::OutputTensor& output) const {
-  const runtime::TensorSpec& spec = signature_.outputs[output.index];
-  const size_t shape = output.shape.empty() ? 0 : FieldBytes(ShapeBytes(output.shape));
-  return StringBytes(spec.name) + StringBytes(NameOf(spec.dtype)) + shape;
+  bytes_ = envelope_ == Envelope::kStream ? FieldBytes(response_bytes_) : response_bytes_;
 }
 
 void InferResponse::Write(std::byte* to) {
   Writer writer(to);
-  writer.String(kModelName, signature_.model);
+  if (envelope_ == Envelope::kStream) writer.Begin(kInferResponse, response_bytes_);
+  writer.String(kModelName, model_);
   writer.String(kModelVersion, version_);
   writer.String(kId, id_);
-  for (const runtime::OutputTensor& output : outputs_) {
-    const runtime::TensorSpec& spec = signature_.outputs[output.index];
+  if (envelope_ == Envelope::kStream) writer.String(kParameters, kFinalResponse);
+  for (const ResponseOutput& output : outputs_) {
     writer.Begin(kOutputs, OutputBytes(output));
-    writer.String(kName, spec.name);
-    writer.String(kDatatype, NameOf(spec.dtype));
+    writer.String(kName, output.name);
+    writer.String(kDatatype, output.datatype);
     if (output.shape.empty()) continue;
     writer.Begin(kShape, ShapeBytes(output.shape));
     for (const int64_t dim : output.shape) writer.Varint(static_cast<uint64_t>(dim));
   }
-  for (runtime::OutputTensor& output : outputs_) {
+  for (ResponseOutput& output : outputs_) {
     writer.Begin(kRawOutputs, output.bytes);
     output.data = writer.Reserve(output.bytes);
   }
+}
+
+std::string StreamError(absl::string_view id, absl::string_view message) {
+  const size_t response_bytes = StringBytes(id) + StringBytes(kFinalResponse);
+  std::string bytes(StringBytes(message) + FieldBytes(response_bytes), '\0');
+  Writer writer(reinterpret_cast<std::byte*>(bytes.data()));
+  writer.String(kErrorMessage, message);
+  writer.Begin(kInferResponse, response_bytes);
+  writer.String(kId, id);
+  writer.String(kParameters, kFinalResponse);
+  return bytes;
 }
 
 }  // namespace espalier::service

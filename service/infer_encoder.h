@@ -1,23 +1,39 @@
-// infer_encoder.h — a ModelInferResponse as one piece of memory, laid out before its tensors exist.
+// infer_encoder.h — a ModelInferResponse, bare or in a ModelStreamInferResponse, as one piece of
+// memory, laid out before its tensors are in it.
 //
 // All sizes are known when a batch has run, so the message is allocated once and the outputs are
 // copied straight to their places in it.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
-#include <vector>
 
 #include "absl/strings/string_view.h"
-#include "engine/runtime/infer_request.h"
-#include "engine/runtime/signature.h"
+#include "absl/types/span.h"
 
 namespace espalier::service {
 
+enum class Envelope : uint8_t {
+  kUnary,   // the answer of ModelInfer
+  kStream,  // one of ModelStreamInfer: with "triton_final_response", always true, since every
+            // request has exactly one answer
+};
+
+// An output of a response. `data` is where its `bytes` bytes go, set by Write.
+struct ResponseOutput {
+  absl::string_view name;
+  absl::string_view datatype;
+  absl::Span<const int64_t> shape;
+  size_t bytes = 0;
+  std::byte* data = nullptr;
+};
+
 class InferResponse {
  public:
-  // All arguments must outlive it. The model's name and the outputs' names come from `signature`.
-  InferResponse(const runtime::Signature& signature, int64_t version, absl::string_view id,
-                std::vector<runtime::OutputTensor>& outputs);
+  // All that is pointed to must outlive it.
+  InferResponse(absl::string_view model, int64_t version, absl::string_view id,
+                absl::Span<ResponseOutput> outputs, Envelope envelope);
 
   size_t bytes() const { return bytes_; }
 
@@ -26,13 +42,16 @@ class InferResponse {
   void Write(std::byte* to);
 
  private:
-  size_t OutputBytes(const runtime::OutputTensor& output) const;
-
-  const runtime::Signature& signature_;
+  const absl::string_view model_;
   const std::string version_;
   const absl::string_view id_;
-  std::vector<runtime::OutputTensor>& outputs_;
+  const absl::Span<ResponseOutput> outputs_;
+  const Envelope envelope_;
+  size_t response_bytes_ = 0;  // of the ModelInferResponse
   size_t bytes_ = 0;
 };
+
+// The ModelStreamInferResponse for a request that failed; `id` tells the client which.
+std::string StreamError(absl::string_view id, absl::string_view message);
 
 }  // namespace espalier::service

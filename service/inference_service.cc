@@ -4,6 +4,7 @@
 #include "grpcpp/generic/async_generic_service.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "service/infer_call.h"
+#include "service/infer_stream.h"
 #include "service/model_messages.h"
 #include "service/rpc_scope.h"
 
@@ -20,26 +21,16 @@ absl::Status NotOffered(Rpc rpc) {
   return absl::UnimplementedError(absl::StrCat(NameOf(rpc), " is not offered by this server"));
 }
 
-// Ends a stream at once.
-class RefusedStream final : public grpc::ServerBidiReactor<inference::ModelInferRequest,
-                                                           inference::ModelStreamInferResponse> {
- public:
-  explicit RefusedStream(grpc::Status status) { Finish(std::move(status)); }
-  void OnDone() override { delete this; }
-};
-
-// All unary methods are taken as raw messages: a message that cannot be parsed would otherwise be
+// All methods are taken as raw messages: a message that cannot be parsed would otherwise be
 // answered by gRPC itself, with a code that means something else and without a text.
 using grpc::ByteBuffer;
 using Methods = inference::GRPCInferenceService;
-using Stream = Methods::WithCallbackMethod_ModelStreamInfer<Methods::Service>;
-template <typename Base>
-using RawInfer = Methods::WithRawCallbackMethod_ModelInfer<Base>;
+using RawInfer = Methods::WithRawCallbackMethod_ModelInfer<
+    Methods::WithRawCallbackMethod_ModelStreamInfer<Methods::Service>>;
 #define ESPALIER_RAW(name) Methods::WithRawCallbackMethod_##name <
 #define ESPALIER_CLOSE(name) >
-using Base = ESPALIER_OFFERED_RPCS(ESPALIER_RAW)
-    ESPALIER_REFUSED_RPCS(ESPALIER_RAW) RawInfer<Stream> ESPALIER_REFUSED_RPCS(ESPALIER_CLOSE)
-        ESPALIER_OFFERED_RPCS(ESPALIER_CLOSE);
+using Base = ESPALIER_OFFERED_RPCS(ESPALIER_RAW) ESPALIER_REFUSED_RPCS(ESPALIER_RAW) RawInfer
+    ESPALIER_REFUSED_RPCS(ESPALIER_CLOSE) ESPALIER_OFFERED_RPCS(ESPALIER_CLOSE);
 #undef ESPALIER_RAW
 #undef ESPALIER_CLOSE
 
@@ -50,15 +41,14 @@ class InferenceService final : public Base {
   using Base::ModelInfer;  // the parsed form, which is never called
   ServerUnaryReactor* ModelInfer(CallbackServerContext* context, const ByteBuffer* request,
                                  ByteBuffer* response) override {
-    auto* call = new InferCall(state_, *context, *request, *response);
-    call->Begin();
+    auto* call = new InferCall(state_, *context, *response);
+    call->Begin(*request);
     return call;
   }
 
-  grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>*
-  ModelStreamInfer(CallbackServerContext* context) override {
-    RpcScope scope(state_.telemetry, *context, Rpc::kModelStreamInfer);
-    return new RefusedStream(scope.End(NotOffered(Rpc::kModelStreamInfer)));
+  grpc::ServerBidiReactor<ByteBuffer, ByteBuffer>* ModelStreamInfer(
+      CallbackServerContext* context) override {
+    return InferStream::Open(state_, *context);
   }
 
 #define ESPALIER_SERVE(name)                                                                  \

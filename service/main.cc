@@ -43,6 +43,8 @@ ABSL_FLAG(int64_t, max_requests_in_flight, 4096,
           "Inference requests in the server at once. 0 means no limit.");
 ABSL_FLAG(int64_t, max_request_bytes_in_flight, int64_t{4} << 30,
           "Bytes of their messages. 0 means no limit.");
+ABSL_FLAG(int64_t, max_streams, 1024,
+          "ModelStreamInfer streams that are open at once. 0 means no limit.");
 ABSL_FLAG(int64_t, max_queue_size, 0,
           "Requests that may wait per model whose config sets no max_queue_size. 0 means no limit "
           "of its own.");
@@ -128,6 +130,7 @@ absl::StatusOr<ServerOptions> ReadFlags() {
   options.max_message_bytes = absl::GetFlag(FLAGS_max_message_bytes);
   options.max_requests_in_flight = absl::GetFlag(FLAGS_max_requests_in_flight);
   options.max_request_bytes_in_flight = absl::GetFlag(FLAGS_max_request_bytes_in_flight);
+  options.max_streams = absl::GetFlag(FLAGS_max_streams);
   options.max_queue_size = absl::GetFlag(FLAGS_max_queue_size);
   options.accept_compressed = absl::GetFlag(FLAGS_accept_compressed);
   if (options.model_repositories.empty()) {
@@ -139,6 +142,7 @@ absl::StatusOr<ServerOptions> ReadFlags() {
         InRange("max_message_bytes", options.max_message_bytes, 1, INT32_MAX),
         InRange("max_requests_in_flight", options.max_requests_in_flight, 0, INT64_MAX),
         InRange("max_request_bytes_in_flight", options.max_request_bytes_in_flight, 0, INT64_MAX),
+        InRange("max_streams", options.max_streams, 0, INT64_MAX),
         InRange("max_queue_size", options.max_queue_size, 0, INT64_MAX)}) {
     if (!status.ok()) return status;
   }

@@ -142,9 +142,10 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   manager.measure_budget_millis = given.measure_budget_millis;
   manager.on_started = [server = server.get()] { server->OnModelsLoaded(); };
   server->models_ = std::make_unique<runtime::ModelManager>(std::move(manager), std::move(loader));
-  server->state_ = std::unique_ptr<ServiceState>(new ServiceState{
-      *server->models_,
-      Telemetry({given.max_requests_in_flight, given.max_request_bytes_in_flight})});
+  server->state_ = std::unique_ptr<ServiceState>(
+      new ServiceState{*server->models_,
+                       Telemetry({given.max_requests_in_flight, given.max_request_bytes_in_flight}),
+                       StreamRegistry({given.max_streams, given.max_stream_requests_in_flight})});
   // Metrics first: it is the cheaper one to undo.
   if (absl::Status status = server->ListenForMetrics(); !status.ok()) return status;
   if (absl::Status status = server->Listen(); !status.ok()) return status;
@@ -235,13 +236,16 @@ absl::Status Server::WriteReadyFile() const {
 bool Server::Drain(absl::Duration timeout) {
   if (grpc_ == nullptr) return true;
   state_->draining = true;
+  state_->streams.EndAll(absl::UnavailableError("server is shutting down"));
   grpc_->GetHealthCheckService()->Shutdown();
   const absl::Time deadline = absl::Now() + timeout;
   // New requests are refused by their handlers while those in flight finish. Shutting gRPC down at
   // once would do the same less well: what arrives on an open connection then is answered
   // CANCELLED, which no client retries.
-  while (state_->telemetry.in_flight.requests() > 0 && absl::Now() < deadline)
-    absl::SleepFor(kDrainPoll);
+  const auto busy = [this] {
+    return state_->telemetry.in_flight.requests() > 0 || state_->streams.open() > 0;
+  };
+  while (busy() && absl::Now() < deadline) absl::SleepFor(kDrainPoll);
   const int64_t left = state_->telemetry.in_flight.requests();
   // What is still open now are streams that end only when their client wants (Watch of the health
   // service), and what was not done in time.

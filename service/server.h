@@ -39,6 +39,8 @@ struct ServerOptions {
   int64_t max_message_bytes = int64_t{1} << 30;            // largest request
   int64_t max_requests_in_flight = 4096;                   // 0: no limit
   int64_t max_request_bytes_in_flight = int64_t{4} << 30;  // 0: no limit
+  int64_t max_streams = 1024;                              // open at once; 0: no limit
+  int64_t max_stream_requests_in_flight = 256;             // per stream, which then waits
   int64_t max_queue_size = 0;      // waiting requests per model whose config sets none; 0: no limit
   bool accept_compressed = false;  // requests packed with gzip or deflate
   int64_t measure_budget_millis = 3000;
@@ -60,7 +62,8 @@ class Server {
   bool ready() const { return state_->ready(); }
   runtime::ModelManager& models() { return *models_; }
 
-  // Takes nothing new (UNAVAILABLE), lets what is in flight finish, then closes all connections.
+  // Takes nothing new (UNAVAILABLE), lets what is in flight finish and ends the streams, then closes
+  // all connections.
   // False when something was still running after `timeout`; it has been cancelled then. Metrics
   // stay up until the server is destroyed.
   bool Drain(absl::Duration timeout);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "engine/runtime/model_manager.h"
+#include "service/stream_registry.h"
 #include "service/telemetry.h"
 
 namespace espalier::service {
@@ -12,6 +13,7 @@ namespace espalier::service {
 struct ServiceState {
   runtime::ModelManager& models;
   Telemetry telemetry;
+  StreamRegistry streams;
   std::atomic<bool> draining{false};
 
   // Every model that is loaded at start has been, and nobody asked the server to stop.

@@ -46,7 +46,7 @@ struct Telemetry {
   explicit Telemetry(InFlightLimits limits) : in_flight(limits) {}
 
   std::array<RpcCounters, kRpcs> rpcs;
-  InFlight in_flight;  // ModelInfer
+  InFlight in_flight;  // ModelInfer, and the requests of ModelStreamInfer
 };
 
 }  // namespace espalier::service

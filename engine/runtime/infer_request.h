@@ -3,9 +3,9 @@
 //   front end fills it ──ServedVersion::Submit──▶ checked, queued ──▶ executed ──▶ Answer
 //
 // Memory   The request borrows the bytes of its inputs (a received message, in whatever pieces and
-//          alignment it came) and lends memory for its outputs; it must stay alive, and the bytes
-//          in place, until Answer was called. Inputs are copied once, into the aligned buffer of
-//          the instance that runs them; outputs once, from there into what AllocateOutputs gave.
+//          alignment it came); it must stay alive, and the bytes in place, until Answer was called.
+//          Inputs are copied once, into the aligned buffer of the instance that runs them; outputs
+//          once, from there to wherever TakeOutputs wants them.
 // Threads  Cancel may be called at any time from any thread. Everything else belongs to one thread
 //          at a time: the front end's until Submit, the runtime's from then on.
 #pragma once
@@ -19,6 +19,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "engine/runtime/statistics.h"
 #include "engine/tensor/shape.h"
 
@@ -45,12 +46,11 @@ struct InputTensor {
   ByteSlices data;
 };
 
-// An output that the request asked for. `data` is where its bytes go, set by AllocateOutputs.
+// An output that the request asked for.
 struct OutputTensor {
   int index = 0;  // of the model's outputs
   Shape shape;    // with the batch dimension
   size_t bytes = 0;
-  std::byte* data = nullptr;
 };
 
 class InferRequest {
@@ -76,9 +76,13 @@ class InferRequest {
   std::vector<OutputTensor> outputs;             // in the order asked for
   int64_t queue_deadline_nanos = INT64_MAX;      // UNAVAILABLE "Request timeout expired" afterwards
 
-  // Sets `data` of every output to `bytes` bytes that stay valid until after Answer. Called once,
-  // after a run that went well. ResourceExhausted without memory.
-  virtual absl::Status AllocateOutputs() = 0;
+  // --- filled before Answer ---
+  bool executed = false;
+  PhaseNanos phases{};  // of a request that was executed
+
+  // Copies the results out of the instance's memory, which the next batch overwrites: outputs[i] is
+  // at from[i]. Called once, after a run that went well; an error is the request's answer.
+  virtual absl::Status TakeOutputs(absl::Span<const std::byte* const> from) = 0;
 
   // The answer; called exactly once. The request may delete itself here: nobody touches it
   // afterwards.

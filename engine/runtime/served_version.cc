@@ -212,14 +212,12 @@ void ServedVersion::CopyInputs(planner::ExecutionState& state, const InferReques
 
 absl::Status ServedVersion::CopyOutputs(const planner::ExecutionState& state, InferRequest& request,
                                         int64_t first_item) const {
-  if (absl::Status status = request.AllocateOutputs(); !status.ok()) return status;
+  absl::InlinedVector<const std::byte*, 4> from;
   for (const OutputTensor& output : request.outputs) {
-    const std::byte* from =
-        static_cast<const std::byte*>(state.output(output.index)) +
-        static_cast<size_t>(first_item) * signature_.outputs[output.index].item_bytes;
-    std::memcpy(output.data, from, output.bytes);
+    from.push_back(static_cast<const std::byte*>(state.output(output.index)) +
+                   static_cast<size_t>(first_item) * signature_.outputs[output.index].item_bytes);
   }
-  return absl::OkStatus();
+  return request.TakeOutputs(from);
 }
 
 void ServedVersion::Complete(InferRequest* request, absl::Status status, const PhaseNanos* phases,
@@ -237,6 +235,8 @@ void ServedVersion::Complete(InferRequest* request, absl::Status status, const P
   // manager. From here on neither the request nor (when this thread is not an instance's) the
   // version may be touched.
   request->version.reset();
+  request->executed = phases != nullptr;
+  if (phases != nullptr) request->phases = *phases;
   request->Answer(std::move(status));
 }
 

@@ -132,7 +132,7 @@ absl::Status BindBatch(const Signature& signature, InferRequest& request) {
 
 OutputTensor OutputOf(const Signature& signature, int index, int64_t batch) {
   const TensorSpec& spec = signature.outputs[index];
-  OutputTensor output{index, spec.shape, spec.item_bytes * static_cast<size_t>(batch), nullptr};
+  OutputTensor output{index, spec.shape, spec.item_bytes * static_cast<size_t>(batch)};
   if (signature.max_batch_size > 0) output.shape[0] = batch;
   return output;
 }

@@ -286,13 +286,6 @@ def test_an_rpc_that_is_not_offered_is_unimplemented_with_text(stub, method):
     assert method in error.value.details()
 
 
-def test_the_stream_is_unimplemented_with_text(stub):
-    with pytest.raises(grpc.RpcError) as error:
-        list(stub.ModelStreamInfer(iter([request()]), timeout=30))
-    assert error.value.code() == Code.UNIMPLEMENTED
-    assert error.value.details()
-
-
 @pytest.fixture(scope="module")
 def slow_server(tmp_path_factory):
     """A server with a model that takes its time and refuses to let many requests wait."""

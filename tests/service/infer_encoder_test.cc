@@ -10,16 +10,14 @@ namespace {
 
 TEST(InferEncoderTest, ProtobufReadsWhatWasWritten) {
   const std::string long_name(300, 'n');
-  const auto signature = *runtime::Signature::Create(
-      "model", 8, {},
-      {{"scores", DType::kFloat32, {kBatch, 10}}, {long_name, DType::kInt64, {kBatch}}});
-  std::vector<runtime::OutputTensor> outputs = {{1, {300}, 2400, nullptr},
-                                                {0, {300, 10}, 12000, nullptr}};
-  InferResponse response(signature, INT64_MAX, "id-7", outputs);
+  const std::vector<int64_t> narrow = {300}, wide = {300, 10};
+  std::vector<ResponseOutput> outputs = {{long_name, "INT64", narrow, 2400},
+                                         {"scores", "FP32", wide, 12000}};
+  InferResponse response("model", INT64_MAX, "id-7", absl::MakeSpan(outputs), Envelope::kUnary);
   std::string bytes(response.bytes(), '\xee');
   response.Write(reinterpret_cast<std::byte*>(bytes.data()));
-  for (runtime::OutputTensor& output : outputs)
-    std::memset(output.data, 'a' + output.index, output.bytes);
+  std::memset(outputs[0].data, 'b', 2400);
+  std::memset(outputs[1].data, 'a', 12000);
   inference::ModelInferResponse parsed;
   ASSERT_TRUE(parsed.ParseFromString(bytes));
   EXPECT_EQ(parsed.model_name(), "model");
@@ -37,10 +35,9 @@ TEST(InferEncoderTest, ProtobufReadsWhatWasWritten) {
 }
 
 TEST(InferEncoderTest, EmptyIdShapeAndTensorArePresentOrAbsentAsProtobufHasThem) {
-  const auto signature = *runtime::Signature::Create(
-      "m", 0, {}, {{"y", DType::kFloat32, {}}, {"z", DType::kFloat32, {0}}});
-  std::vector<runtime::OutputTensor> outputs = {{0, {}, 4, nullptr}, {1, {0}, 0, nullptr}};
-  InferResponse response(signature, 1, "", outputs);
+  const std::vector<int64_t> empty = {0};
+  std::vector<ResponseOutput> outputs = {{"y", "FP32", {}, 4}, {"z", "FP32", empty, 0}};
+  InferResponse response("m", 1, "", absl::MakeSpan(outputs), Envelope::kUnary);
   std::string bytes(response.bytes(), '\0');
   response.Write(reinterpret_cast<std::byte*>(bytes.data()));
   inference::ModelInferResponse parsed;
@@ -49,6 +46,32 @@ TEST(InferEncoderTest, EmptyIdShapeAndTensorArePresentOrAbsentAsProtobufHasThem)
   EXPECT_EQ(parsed.outputs(0).shape_size(), 0);
   ASSERT_EQ(parsed.raw_output_contents_size(), 2);
   EXPECT_EQ(parsed.raw_output_contents(1), "");
+}
+
+TEST(InferEncoderTest, AStreamsResponseIsTheSameOneWithTheFinalMark) {
+  const std::vector<int64_t> shape = {1, 100};
+  std::vector<ResponseOutput> outputs = {{"y", "FP32", shape, 400}};
+  InferResponse response("model", 3, "id-7", absl::MakeSpan(outputs), Envelope::kStream);
+  std::string bytes(response.bytes(), '\xee');
+  response.Write(reinterpret_cast<std::byte*>(bytes.data()));
+  std::memset(outputs[0].data, 'a', 400);
+  inference::ModelStreamInferResponse parsed;
+  ASSERT_TRUE(parsed.ParseFromString(bytes));
+  EXPECT_EQ(parsed.error_message(), "");
+  EXPECT_EQ(parsed.infer_response().id(), "id-7");
+  EXPECT_EQ(parsed.infer_response().raw_output_contents(0), std::string(400, 'a'));
+  ASSERT_EQ(parsed.infer_response().parameters_size(), 1);
+  EXPECT_TRUE(parsed.infer_response().parameters().at("triton_final_response").bool_param());
+}
+
+TEST(InferEncoderTest, AStreamsErrorNamesItsRequest) {
+  for (const std::string& id : {std::string(), std::string(300, 'i')}) {
+    inference::ModelStreamInferResponse parsed;
+    ASSERT_TRUE(parsed.ParseFromString(StreamError(id, "no such model")));
+    EXPECT_EQ(parsed.error_message(), "no such model");
+    EXPECT_EQ(parsed.infer_response().id(), id);
+    EXPECT_TRUE(parsed.infer_response().parameters().at("triton_final_response").bool_param());
+  }
 }
 
 }  // namespace

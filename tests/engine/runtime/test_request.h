@@ -11,7 +11,7 @@
 
 namespace espalier::testing {
 
-class TestRequest final : public runtime::InferRequest {
+class TestRequest : public runtime::InferRequest {
  public:
   TestRequest() = default;
   // One FP32 input "x" of shape [batch, 4] counting up from `first`.
@@ -51,11 +51,9 @@ class TestRequest final : public runtime::InferRequest {
     return values;
   }
 
-  absl::Status AllocateOutputs() override {
-    results_.resize(outputs.size());
+  absl::Status TakeOutputs(absl::Span<const std::byte* const> from) override {
     for (size_t i = 0; i < outputs.size(); ++i) {
-      results_[i].resize(outputs[i].bytes);
-      outputs[i].data = reinterpret_cast<std::byte*>(results_[i].data());
+      results_.emplace_back(reinterpret_cast<const char*>(from[i]), outputs[i].bytes);
     }
     return absl::OkStatus();
   }
