@@ -25,7 +25,8 @@ OURS = {
     "service": ["engine/runtime", "engine/updates", "engine/tensor", "kernels/base", "proto"],
     "proto": [],
     "clients/cpp": ["proto", "kernels/base"],
-    "clients/cli": ["clients/cpp", "proto", "engine/formats", "engine/sparse", "engine/planner", "engine/updates",
+    "clients/bench": ["clients/cpp", "proto"],
+    "clients/cli": ["clients/cpp", "clients/bench", "proto", "engine/formats", "engine/sparse", "engine/planner", "engine/updates",
                     "engine/tensor", "kernels/base"],
     "tests": ["kernels", "engine", "service", "proto", "clients"],
 }

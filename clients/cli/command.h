@@ -21,6 +21,7 @@ struct Command {
   absl::Status (*run)(const Args& args);
 };
 
+Command BenchCommand();
 Command EvaluateCommand();
 Command InferCommand();
 Command InspectCommand();

@@ -9,7 +9,8 @@ namespace {
 
 const std::vector<Command>& Commands() {
   static const auto* const commands = new std::vector<Command>{
-      ModelsCommand(), InferCommand(), EvaluateCommand(), InspectCommand(), PlanCommand(),
+      ModelsCommand(), InferCommand(),   EvaluateCommand(),
+      BenchCommand(),  InspectCommand(), PlanCommand(),
   };
   return *commands;
 }

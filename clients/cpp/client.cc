@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
+#include "clients/cpp/infer_message.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
 
 namespace espalier::client {
@@ -26,81 +27,6 @@ absl::Status FromGrpc(const grpc::Status& status) {
   return absl::Status(
       static_cast<absl::StatusCode>(status.error_code()),
       status.error_message().empty() ? "the server gave no message" : status.error_message());
-}
-
-void SetParameter(const Parameter& from, inference::InferParameter* to) {
-  struct Setter {
-    inference::InferParameter* to;
-    void operator()(bool value) const { to->set_bool_param(value); }
-    void operator()(int64_t value) const { to->set_int64_param(value); }
-    void operator()(uint64_t value) const { to->set_uint64_param(value); }
-    void operator()(double value) const { to->set_double_param(value); }
-    void operator()(const std::string& value) const { to->set_string_param(value); }
-  };
-  std::visit(Setter{to}, from);
-}
-
-Parameter GetParameter(const inference::InferParameter& from) {
-  switch (from.parameter_choice_case()) {
-    case inference::InferParameter::kInt64Param:
-      return from.int64_param();
-    case inference::InferParameter::kUint64Param:
-      return from.uint64_param();
-    case inference::InferParameter::kDoubleParam:
-      return from.double_param();
-    case inference::InferParameter::kStringParam:
-      return from.string_param();
-    default:
-      return from.bool_param();
-  }
-}
-
-absl::Status Encode(const InferRequest& from, inference::ModelInferRequest* to) {
-  to->set_model_name(from.model);
-  to->set_model_version(from.version);
-  to->set_id(from.id);
-  for (const auto& [key, value] : from.parameters)
-    SetParameter(value, &(*to->mutable_parameters())[key]);
-  for (const std::string& name : from.outputs) to->add_outputs()->set_name(name);
-  uint64_t total_bytes = 0;
-  for (const Tensor& tensor : from.inputs) {
-    if (absl::Status status = CheckTensor(tensor); !status.ok()) return status;
-    total_bytes += tensor.bytes.size();
-    if (total_bytes >= kMaxMessageBytes) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the request has more than ", kMaxMessageBytes,
-                       " bytes of tensors; send fewer items in one request"));
-    }
-    auto* input = to->add_inputs();
-    input->set_name(tensor.name);
-    input->set_datatype(tensor.datatype);
-    for (int64_t dim : tensor.shape) input->add_shape(dim);
-    to->add_raw_input_contents(tensor.bytes);
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<InferResult> Decode(inference::ModelInferResponse& from) {
-  if (from.raw_output_contents_size() != from.outputs_size()) {
-    return absl::InternalError(absl::StrCat("the server answered with ", from.outputs_size(),
-                                            " outputs and ", from.raw_output_contents_size(),
-                                            " raw contents"));
-  }
-  InferResult result{from.model_name(), from.model_version(), from.id(), {}, {}};
-  for (const auto& [key, value] : from.parameters()) result.parameters[key] = GetParameter(value);
-  for (int i = 0; i < from.outputs_size(); ++i) {
-    auto& output = *from.mutable_outputs(i);
-    Tensor tensor{std::move(*output.mutable_name()),
-                  std::move(*output.mutable_datatype()),
-                  {output.shape().begin(), output.shape().end()},
-                  std::move(*from.mutable_raw_output_contents(i))};
-    if (absl::Status status = CheckTensor(tensor); !status.ok()) {
-      return absl::InternalError(
-          absl::StrCat("the server answered with a bad output: ", status.message()));
-    }
-    result.outputs.push_back(std::move(tensor));
-  }
-  return result;
 }
 
 }  // namespace
@@ -191,10 +117,10 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(const std::string& target
 
 absl::StatusOr<InferResult> Client::Infer(const InferRequest& request, const CallOptions& options) {
   inference::ModelInferRequest message;
-  if (absl::Status status = Encode(request, &message); !status.ok()) return status;
+  if (absl::Status status = ToMessage(request, &message); !status.ok()) return status;
   auto response = connection_->Call(&GRPCInferenceService::Stub::ModelInfer, message, options);
   if (!response.ok()) return response.status();
-  return Decode(*response);
+  return FromMessage(*response);
 }
 
 PendingInfer Client::InferAsync(const InferRequest& request, InferCallback callback,
@@ -206,7 +132,7 @@ PendingInfer Client::InferAsync(const InferRequest& request, InferCallback callb
   };
   auto context = std::make_shared<grpc::ClientContext>();
   auto call = std::make_shared<Call>();
-  if (absl::Status status = Encode(request, &call->request); !status.ok()) {
+  if (absl::Status status = ToMessage(request, &call->request); !status.ok()) {
     callback(status);
     return PendingInfer(std::move(context));
   }
@@ -216,7 +142,7 @@ PendingInfer Client::InferAsync(const InferRequest& request, InferCallback callb
   connection_->stub->async()->ModelInfer(
       context.get(), &call->request, &call->response,
       [call, context, calls = calls_](grpc::Status status) mutable {
-        call->callback(status.ok() ? Decode(call->response)
+        call->callback(status.ok() ? FromMessage(call->response)
                                    : absl::StatusOr<InferResult>(FromGrpc(status)));
         call.reset();
         context.reset();
