@@ -1,0 +1,59 @@
+// bytes.h — the integers of the delta format: written to a string, read back with every bound
+// checked.
+//
+// Varint   LEB128, at most 10 bytes, shortest form only: one value has one encoding, so that two
+//          files that mean the same are the same.
+// Errors   InvalidArgument, naming what was read and the byte offset inside this part of the file.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace espalier::updates {
+
+class ByteWriter {
+ public:
+  void Varint(uint64_t value);
+  void Byte(uint8_t value) { bytes_.push_back(static_cast<char>(value)); }
+  void LittleEndian(uint64_t value, int bytes);
+  void Raw(absl::string_view bytes) { bytes_.append(bytes.data(), bytes.size()); }
+  void Text(absl::string_view text) {  // its length, then its bytes
+    Varint(text.size());
+    Raw(text);
+  }
+  size_t size() const { return bytes_.size(); }
+  const std::string& bytes() const { return bytes_; }
+  std::string Take() { return std::move(bytes_); }
+
+ private:
+  std::string bytes_;
+};
+
+// Borrows `bytes`.
+class ByteReader {
+ public:
+  explicit ByteReader(absl::string_view bytes) : begin_(bytes.data()), rest_(bytes) {}
+
+  absl::StatusOr<uint64_t> Varint(absl::string_view what, uint64_t most);
+  absl::StatusOr<uint8_t> Byte(absl::string_view what);
+  absl::StatusOr<uint64_t> LittleEndian(absl::string_view what, int bytes);
+  absl::StatusOr<absl::string_view> Raw(absl::string_view what, uint64_t bytes);
+  absl::StatusOr<absl::string_view> Text(absl::string_view what, uint64_t most);
+  // InvalidArgument when something is left over.
+  absl::Status End(absl::string_view what) const;
+  size_t left() const { return rest_.size(); }
+  size_t offset() const { return static_cast<size_t>(rest_.data() - begin_); }
+
+ private:
+  absl::Status Malformed(absl::string_view what, absl::string_view problem) const;
+
+  const char* begin_;
+  absl::string_view rest_;
+};
+
+}  // namespace espalier::updates

@@ -1,0 +1,233 @@
+#include "engine/updates/journal.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "engine/formats/names.h"
+#include "engine/updates/weight_digest.h"
+
+namespace espalier::updates {
+namespace {
+
+template <typename Bits, bool kNew>
+void Write(void* elements, absl::Span<const JournalEntry> entries) {
+  auto* to = static_cast<Bits*>(elements);
+  for (const JournalEntry& entry : entries)
+    to[entry.position] = static_cast<Bits>(kNew ? entry.new_bits : entry.old_bits);
+}
+
+template <bool kNew>
+void WriteAny(void* elements, ElementKind kind, absl::Span<const JournalEntry> entries) {
+  switch (SizeOf(kind)) {
+    case 4:
+      return Write<uint32_t, kNew>(elements, entries);
+    case 2:
+      return Write<uint16_t, kNew>(elements, entries);
+    default:
+      return Write<uint8_t, kNew>(elements, entries);
+  }
+}
+
+uint32_t BitsAt(const void* elements, ElementKind kind, int64_t position) {
+  const int size = SizeOf(kind);
+  uint32_t bits = 0;
+  std::memcpy(&bits, static_cast<const char*>(elements) + position * size,
+              static_cast<size_t>(size));
+  return bits;
+}
+
+absl::Status InTensor(const TensorInfo& tensor, int64_t segment, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat("tensor ", formats::Quoted(tensor.name),
+                                                  ", segment ", segment, ": ", status.message()));
+}
+
+absl::Status CheckCounts(const TensorDelta& expected, const EventCounts& found) {
+  if (expected.counts == found) return absl::OkStatus();
+  for (int k = 0; k < kEventKinds; ++k) {
+    if (expected.counts.of[k] == found.of[k]) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tensor ", formats::Quoted(expected.tensor.name), " has ", found.of[k], " ",
+        NameOf(static_cast<EventKind>(k)), "s, the manifest says ", expected.counts.of[k]));
+  }
+  return absl::OkStatus();
+}
+
+int64_t SegmentSize(const TensorInfo& tensor, int64_t segment) {
+  return std::min(kSegmentElements, tensor.elements() - segment * kSegmentElements);
+}
+
+}  // namespace
+
+int64_t Journal::entries() const {
+  int64_t count = 0;
+  for (const TensorJournal& tensor : tensors) count += static_cast<int64_t>(tensor.entries.size());
+  return count;
+}
+
+Journal Journal::Inverse() const {
+  Journal inverse = *this;
+  for (TensorJournal& tensor : inverse.tensors) {
+    for (JournalEntry& entry : tensor.entries) std::swap(entry.old_bits, entry.new_bits);
+  }
+  return inverse;
+}
+
+absl::Status CheckBase(const Manifest& manifest, const Digest& weights) {
+  if (manifest.base.weights == weights) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the delta is made for weights with the digest ", ShortHex(manifest.base.weights),
+      "… (version ", manifest.base_version, "), these have ", ShortHex(weights), "…",
+      manifest.target.weights == weights ? ": it has been applied already" : ""));
+}
+
+absl::StatusOr<std::vector<size_t>> MatchTensors(const Manifest& manifest,
+                                                 const TensorReader& base) {
+  std::vector<size_t> indices;
+  for (const TensorDelta& delta : manifest.tensors) {
+    const int64_t index = FindTensor(base.tensors(), delta.tensor.name);
+    if (index < 0) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "the delta changes tensor ", delta.tensor.ToString(), ", which the base has not"));
+    }
+    const TensorInfo& found = base.tensors()[static_cast<size_t>(index)];
+    if (found != delta.tensor) {
+      return absl::FailedPreconditionError(absl::StrCat("the delta changes tensor ",
+                                                        delta.tensor.ToString(), ", the base has ",
+                                                        found.ToString()));
+    }
+    indices.push_back(static_cast<size_t>(index));
+  }
+  return indices;
+}
+
+absl::StatusOr<Journal> DecodeJournal(const DeltaFile& delta, const TensorReader& base,
+                                      const JournalLimits& limits) {
+  const Manifest& manifest = delta.manifest();
+  const auto indices = MatchTensors(manifest, base);
+  if (!indices.ok()) return indices.status();
+  const int64_t total = manifest.counts().total();
+  if (total > limits.max_bytes / static_cast<int64_t>(sizeof(JournalEntry))) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "a journal of ", total, " changes takes more than ", limits.max_bytes, " bytes"));
+  }
+  const auto records = delta.Records();
+  if (!records.ok()) return records.status();
+  Journal journal;
+  for (size_t i = 0; i < indices->size(); ++i) {
+    journal.tensors.push_back({(*indices)[i], {}});
+    journal.tensors.back().entries.reserve(static_cast<size_t>(manifest.tensors[i].counts.total()));
+  }
+  std::vector<EventCounts> found(indices->size());
+  std::vector<char> elements;
+  std::vector<Edit> edits;
+  for (const RecordRef& record : *records) {
+    const TensorInfo& tensor = manifest.tensors[record.tensor].tensor;
+    const int64_t first = record.segment * kSegmentElements;
+    const int64_t count = SegmentSize(tensor, record.segment);
+    elements.resize(static_cast<size_t>(count * SizeOf(tensor.kind())));
+    auto status = base.Read((*indices)[record.tensor], first, count, elements.data());
+    if (!status.ok()) return status;
+    const auto bytes = delta.Read(record);
+    if (!bytes.ok()) return bytes.status();
+    edits.clear();
+    status =
+        DecodeSegment(tensor.kind(), elements.data(), count, *bytes, edits, found[record.tensor]);
+    if (!status.ok()) return InTensor(tensor, record.segment, status);
+    auto& entries = journal.tensors[record.tensor].entries;
+    for (const Edit& edit : edits)
+      entries.push_back({first + edit.position, edit.old_bits, edit.new_bits});
+  }
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (auto status = CheckCounts(manifest.tensors[i], found[i]); !status.ok()) return status;
+  }
+  std::sort(journal.tensors.begin(), journal.tensors.end(),
+            [](const TensorJournal& a, const TensorJournal& b) { return a.tensor < b.tensor; });
+  return journal;
+}
+
+void ApplyTo(void* elements, ElementKind kind, absl::Span<const JournalEntry> entries) {
+  WriteAny<true>(elements, kind, entries);
+}
+
+void UndoIn(void* elements, ElementKind kind, absl::Span<const JournalEntry> entries) {
+  WriteAny<false>(elements, kind, entries);
+}
+
+bool IsBefore(const void* elements, ElementKind kind, absl::Span<const JournalEntry> entries) {
+  return std::all_of(entries.begin(), entries.end(), [&](const JournalEntry& entry) {
+    return BitsAt(elements, kind, entry.position) == entry.old_bits;
+  });
+}
+
+absl::StatusOr<PatchedReader> PatchedReader::Create(const DeltaFile& delta,
+                                                    const TensorReader& base) {
+  const auto indices = MatchTensors(delta.manifest(), base);
+  if (!indices.ok()) return indices.status();
+  auto records = delta.Records();
+  if (!records.ok()) return records.status();
+  PatchedReader reader(delta, base);
+  reader.ranges_.resize(base.tensors().size());
+  for (size_t i = 0; i < records->size(); ++i) {
+    Range& range = reader.ranges_[(*indices)[(*records)[i].tensor]];
+    if (range.end == 0) range.begin = i;
+    range.end = i + 1;
+  }
+  reader.records_ = *std::move(records);
+  return reader;
+}
+
+absl::Status PatchedReader::ReadSegment(size_t tensor, int64_t segment,
+                                        std::vector<char>& elements) const {
+  const TensorInfo& info = tensors()[tensor];
+  const int64_t count = SegmentSize(info, segment);
+  elements.resize(static_cast<size_t>(count * SizeOf(info.kind())));
+  auto status = base_->Read(tensor, segment * kSegmentElements, count, elements.data());
+  if (!status.ok()) return status;
+  const auto begin = records_.begin() + static_cast<ptrdiff_t>(ranges_[tensor].begin);
+  const auto end = records_.begin() + static_cast<ptrdiff_t>(ranges_[tensor].end);
+  const auto record = std::lower_bound(
+      begin, end, segment, [](const RecordRef& ref, int64_t key) { return ref.segment < key; });
+  if (record == end || record->segment != segment) return absl::OkStatus();
+  const auto bytes = delta_->Read(*record);
+  if (!bytes.ok()) return bytes.status();
+  std::vector<Edit> edits;
+  EventCounts counts;
+  status = DecodeSegment(info.kind(), elements.data(), count, *bytes, edits, counts);
+  if (!status.ok()) return InTensor(info, segment, status);
+  const auto size = static_cast<size_t>(SizeOf(info.kind()));
+  for (const Edit& edit : edits)
+    std::memcpy(elements.data() + edit.position * size, &edit.new_bits, size);
+  return absl::OkStatus();
+}
+
+absl::Status PatchedReader::Read(size_t tensor, int64_t first, int64_t count, void* to) const {
+  if (ranges_[tensor].end == 0) return base_->Read(tensor, first, count, to);
+  const int64_t size = SizeOf(tensors()[tensor].kind());
+  std::vector<char> elements;
+  auto* out = static_cast<char*>(to);
+  while (count > 0) {
+    const int64_t segment = first / kSegmentElements, skipped = first % kSegmentElements;
+    if (auto status = ReadSegment(tensor, segment, elements); !status.ok()) return status;
+    const int64_t taken = std::min(count, static_cast<int64_t>(elements.size()) / size - skipped);
+    std::memcpy(out, elements.data() + skipped * size, static_cast<size_t>(taken * size));
+    out += taken * size;
+    first += taken;
+    count -= taken;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTarget(const DeltaFile& delta, const TensorReader& base, int threads) {
+  const auto reader = PatchedReader::Create(delta, base);
+  if (!reader.ok()) return reader.status();
+  const auto digest = DigestOf(*reader, threads);
+  if (!digest.ok()) return digest.status();
+  if (delta.manifest().schema_changes || *digest == delta.manifest().target.weights)
+    return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the delta leads to weights with the digest ",
+                                                 ShortHex(*digest), "…, its manifest promises ",
+                                                 ShortHex(delta.manifest().target.weights), "…"));
+}
+
+}  // namespace espalier::updates

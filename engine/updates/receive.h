@@ -1,0 +1,31 @@
+// receive.h — every check between a delta's bytes and a journal that may be applied, in the order
+// that spends least on a stranger: signatures, freshness, model, base, then the body.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/updates/delta_file.h"
+#include "engine/updates/journal.h"
+
+namespace espalier::updates {
+
+struct ReceivePolicy {
+  std::optional<TrustPolicy> trust;  // none: unsigned deltas are accepted
+  std::string model;                 // empty: any
+  int64_t now_seconds = 0;
+  JournalLimits limits;
+  int threads = 1;
+};
+
+// The journal leads from `base`, whose digest is `base_weights`, to the target that the manifest
+// promises; nothing was touched. The status says which check failed, and its code what to do:
+// PermissionDenied (not signed as asked), FailedPrecondition (expired, another model or base,
+// changed dtypes or dims), InvalidArgument (damaged or malicious), Unimplemented (newer format),
+// ResourceExhausted (too large).
+absl::StatusOr<Journal> Receive(const DeltaFile& delta, const TensorReader& base,
+                                const Digest& base_weights, const ReceivePolicy& policy);
+
+}  // namespace espalier::updates

@@ -1,0 +1,445 @@
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "engine/updates/bytes.h"
+#include "engine/updates/event_list.h"
+#include "engine/updates/event_models.h"
+#include "engine/updates/nonzero_bits.h"
+#include "engine/updates/segment_codec.h"
+#include "engine/updates/zstd.h"
+
+namespace espalier::updates {
+namespace {
+
+struct ListRecord {
+  int64_t count = 0;
+  Mode mode = Mode::kRaw;
+  absl::string_view payload;
+};
+using ListRecords = std::array<ListRecord, kEventKinds>;
+
+absl::Status Refused(EventKind kind, absl::string_view problem) {
+  return absl::InvalidArgumentError(absl::StrCat(NameOf(kind), " list: ", problem));
+}
+
+absl::StatusOr<ListRecords> ReadLists(absl::string_view record) {
+  ByteReader reader(record);
+  ListRecords lists;
+  for (int k = 0; k < kEventKinds; ++k) {
+    const auto kind = static_cast<EventKind>(k);
+    ListRecord& list = lists[static_cast<size_t>(k)];
+    const auto count = reader.Varint(absl::StrCat("count of the ", NameOf(kind), " list"),
+                                     static_cast<uint64_t>(kSegmentElements));
+    if (!count.ok()) return count.status();
+    list.count = static_cast<int64_t>(*count);
+    if (list.count == 0) continue;
+    const auto mode = reader.Byte("mode");
+    if (!mode.ok()) return mode.status();
+    const bool at_zeros = kind == EventKind::kGrow || kind == EventKind::kFlip;
+    if (*mode >= kModes || (at_zeros && *mode == static_cast<uint8_t>(Mode::kClassRange))) {
+      return Refused(kind, absl::StrCat("mode ", *mode, " is not known for it"));
+    }
+    list.mode = static_cast<Mode>(*mode);
+    const auto payload = reader.Text("payload of a list", reader.left());
+    if (!payload.ok()) return payload.status();
+    list.payload = *payload;
+  }
+  if (auto status = reader.End("a segment's record"); !status.ok()) return status;
+  return lists;
+}
+
+// Decodes the lists of one segment into edits that keep every rule of their list.
+template <typename Element>
+class SegmentDecoder {
+ public:
+  using Bits = typename Element::Bits;
+  SegmentDecoder(const Bits* base, int64_t count)
+      : base_(base), count_(count), nonzero_(NonzeroBits<Element>(base, count)) {
+    nonzeros_ = CountBits(nonzero_);
+  }
+
+  absl::Status Decode(const ListRecords& lists, std::vector<Edit>& edits, EventCounts& counts) {
+    if (auto status = CheckCounts(lists); !status.ok()) return status;
+    const size_t begin = edits.size();
+    std::array<std::vector<Edit>, kEventKinds> found;
+    if (auto status = WalkClasses(lists, found); !status.ok()) return status;
+    for (int k = 0; k < kEventKinds; ++k) {
+      const ListRecord& list = lists[static_cast<size_t>(k)];
+      counts.of[k] += list.count;
+      auto& into = found[static_cast<size_t>(k)];
+      if (list.count > 0 && list.mode != Mode::kClassRange) {
+        if (auto status = DecodeRanks(static_cast<EventKind>(k), list, into); !status.ok())
+          return status;
+      }
+      const size_t middle = edits.size();
+      edits.insert(edits.end(), into.begin(), into.end());
+      std::vector<Edit>().swap(into);
+      const auto at = [&](size_t index) { return edits.begin() + static_cast<ptrdiff_t>(index); };
+      if (middle > begin && middle < edits.size()) {
+        std::inplace_merge(at(begin), at(middle), edits.end(),
+                           [](const Edit& a, const Edit& b) { return a.position < b.position; });
+      }
+    }
+    // Changes and drops both rank non-zeros, grows and flips both rank zeros.
+    for (size_t i = begin + 1; i < edits.size(); ++i) {
+      if (edits[i - 1].position == edits[i].position) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("element ", edits[i].position, " has two events, expected one"));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  static bool AtZeros(EventKind kind) {
+    return kind == EventKind::kGrow || kind == EventKind::kFlip;
+  }
+  int64_t RanksOf(EventKind kind) const { return AtZeros(kind) ? count_ - nonzeros_ : nonzeros_; }
+
+  absl::Status CheckCounts(const ListRecords& lists) const {
+    for (const auto& [first, second] : {std::pair(EventKind::kChange, EventKind::kDrop),
+                                        std::pair(EventKind::kGrow, EventKind::kFlip)}) {
+      const int64_t events =
+          lists[static_cast<size_t>(first)].count + lists[static_cast<size_t>(second)].count;
+      if (events > RanksOf(first)) {
+        return Refused(
+            first, absl::StrCat("with the ", NameOf(second), "s ", events, " events, the base has ",
+                                RanksOf(first), AtZeros(first) ? " zeros" : " non-zeros"));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // --- what each event does, checked --------------------------------------------------------------
+  absl::Status Add(EventKind kind, uint32_t position, Bits new_bits,
+                   std::vector<Edit>& edits) const {
+    edits.push_back({position, base_[position], new_bits});
+    if (new_bits != base_[position] && Element::IsZero(new_bits) == MakesZero(kind))
+      return absl::OkStatus();
+    return Refused(
+        kind, absl::StrCat("element ", position, " would go from 0x", absl::Hex(base_[position]),
+                           " to 0x", absl::Hex(new_bits), ", which is no ", NameOf(kind)));
+  }
+  static bool MakesZero(EventKind kind) {
+    return kind == EventKind::kDrop || kind == EventKind::kFlip;
+  }
+  absl::Status AddOrder(uint32_t position, int64_t order, std::vector<Edit>& edits) const {
+    if (!Element::IsOrder(order)) {
+      return Refused(EventKind::kChange, absl::StrCat("element ", position,
+                                                      " would leave the range of its type or "
+                                                      "become zero"));
+    }
+    return Add(EventKind::kChange, position, Element::FromOrder(order), edits);
+  }
+  Bits Flipped(uint32_t position) const {
+    return Element::Zero(!Element::IsNegative(base_[position]));
+  }
+
+  // --- modes in which events are ranked among all non-zeros, or zeros ------------------------------
+  absl::Status DecodeRanks(EventKind kind, const ListRecord& list, std::vector<Edit>& edits) {
+    return AtZeros(kind) ? DecodeRanksAt<false>(kind, list, edits)
+                         : DecodeRanksAt<true>(kind, list, edits);
+  }
+
+  template <bool kSet>
+  absl::Status DecodeRanksAt(EventKind kind, const ListRecord& list, std::vector<Edit>& edits) {
+    RankWalker<kSet> walker(nonzero_, count_);
+    switch (list.mode) {
+      case Mode::kRaw:
+        return DecodeRaw(kind, list, walker, edits);
+      case Mode::kZstd:
+        return DecodeZstd(kind, list, walker, edits);
+      default:
+        return DecodeRange(kind, list, walker, edits);
+    }
+  }
+
+  absl::Status CheckRank(EventKind kind, int64_t event, int64_t rank, int64_t least) const {
+    if (rank >= RanksOf(kind)) {
+      return Refused(kind, absl::StrCat("event ", event, " has rank ", rank, ", the base has ",
+                                        RanksOf(kind), AtZeros(kind) ? " zeros" : " non-zeros"));
+    }
+    if (rank < least) {
+      return Refused(kind, absl::StrCat("event ", event, " has rank ", rank, " after ", least - 1,
+                                        ", expected ascending ranks"));
+    }
+    return absl::OkStatus();
+  }
+
+  template <typename Walker>
+  absl::Status DecodeRaw(EventKind kind, const ListRecord& list, Walker& walker,
+                         std::vector<Edit>& edits) {
+    const bool value = kind == EventKind::kChange || kind == EventKind::kGrow;
+    const uint64_t event_bytes = 4 + (value ? sizeof(Bits) : kind == EventKind::kDrop ? 1 : 0);
+    if (list.payload.size() != event_bytes * static_cast<uint64_t>(list.count)) {
+      return Refused(kind, absl::StrCat(list.payload.size(), " bytes, expected ",
+                                        event_bytes * static_cast<uint64_t>(list.count), " for ",
+                                        list.count, " events"));
+    }
+    edits.reserve(static_cast<size_t>(list.count));
+    ByteReader reader(list.payload);
+    int64_t least = 0;
+    for (int64_t i = 0; i < list.count; ++i) {
+      const auto rank = static_cast<int64_t>(*reader.LittleEndian("rank", 4));
+      if (auto status = CheckRank(kind, i, rank, least); !status.ok()) return status;
+      least = rank + 1;
+      const auto position = static_cast<uint32_t>(walker.PositionOf(rank));
+      Bits new_bits = 0;
+      if (value) {
+        new_bits = static_cast<Bits>(*reader.LittleEndian("value", sizeof(Bits)));
+      } else if (kind == EventKind::kFlip) {
+        new_bits = Flipped(position);
+      } else {
+        const uint8_t negative = *reader.Byte("sign");
+        if (negative > 1)
+          return Refused(kind, absl::StrCat("sign ", negative, ", expected 0 or 1"));
+        new_bits = Element::Zero(negative);
+      }
+      if (auto status = Add(kind, position, new_bits, edits); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  static absl::StatusOr<std::string> Stream(ByteReader& reader, absl::string_view what,
+                                            uint64_t most) {
+    const auto size = reader.Varint(what, most);
+    if (!size.ok()) return size.status();
+    if (*size == 0) return std::string();
+    const auto frame = reader.Text(what, reader.left());
+    if (!frame.ok()) return frame.status();
+    return ZstdDecompress(*frame, *size);
+  }
+
+  template <typename Walker>
+  absl::Status DecodeZstd(EventKind kind, const ListRecord& list, Walker& walker,
+                          std::vector<Edit>& edits) {
+    ByteReader reader(list.payload);
+    const auto count = static_cast<uint64_t>(list.count);
+    const auto gap_bytes = Stream(reader, "gaps", 4 * count);  // ranks stay below 2^22
+    if (!gap_bytes.ok()) return Refused(kind, gap_bytes.status().message());
+    const auto symbol_bytes = Stream(reader, "symbols", 5 * count);  // steps stay below 2^33
+    if (!symbol_bytes.ok()) return Refused(kind, symbol_bytes.status().message());
+    if (auto status = reader.End("a list"); !status.ok()) return Refused(kind, status.message());
+    ByteReader gaps(*gap_bytes), symbols(*symbol_bytes);
+    edits.reserve(static_cast<size_t>(list.count));
+    int64_t least = 0;
+    for (int64_t i = 0; i < list.count; ++i) {
+      const auto gap = gaps.Varint("gap", static_cast<uint64_t>(kSegmentElements));
+      if (!gap.ok()) return Refused(kind, gap.status().message());
+      const int64_t rank = least + static_cast<int64_t>(*gap);
+      if (auto status = CheckRank(kind, i, rank, least); !status.ok()) return status;
+      least = rank + 1;
+      const auto position = static_cast<uint32_t>(walker.PositionOf(rank));
+      if (auto status = ZstdSymbol(kind, position, symbols, edits); !status.ok()) return status;
+    }
+    if (auto status = gaps.End("gaps"); !status.ok()) return Refused(kind, status.message());
+    if (auto status = symbols.End("symbols"); !status.ok()) return Refused(kind, status.message());
+    return absl::OkStatus();
+  }
+
+  absl::Status ZstdSymbol(EventKind kind, uint32_t position, ByteReader& symbols,
+                          std::vector<Edit>& edits) const {
+    if (kind == EventKind::kFlip) return Add(kind, position, Flipped(position), edits);
+    if (kind == EventKind::kChange) {
+      const auto zigzag = symbols.Varint("step", uint64_t{1} << 34);
+      if (!zigzag.ok()) return Refused(kind, zigzag.status().message());
+      const int64_t step = static_cast<int64_t>(*zigzag >> 1) ^ -static_cast<int64_t>(*zigzag & 1);
+      const int64_t from = Element::OrderOf(base_[position]);
+      return AddOrder(position, from < 0 ? from - step : from + step, edits);
+    }
+    const auto value = symbols.LittleEndian("value", kind == EventKind::kDrop ? 1 : sizeof(Bits));
+    if (!value.ok()) return Refused(kind, value.status().message());
+    if (kind == EventKind::kGrow) return Add(kind, position, static_cast<Bits>(*value), edits);
+    if (*value > 1) return Refused(kind, absl::StrCat("sign ", *value, ", expected 0 or 1"));
+    return Add(kind, position, Element::Zero(*value != 0), edits);
+  }
+
+  // --- range coded ---------------------------------------------------------------------------------
+  struct Symbols {
+    ChangeModel<Element> change;
+    DropModel drop;
+    std::unique_ptr<GrowModel<Element>> grow;
+  };
+  struct ClassModels {
+    GapModel gaps;
+    Symbols symbols;
+  };
+
+  absl::Status RangeSymbol(EventKind kind, uint32_t position, RangeDecoder& coder, Symbols& models,
+                           std::vector<Edit>& edits) const {
+    switch (kind) {
+      case EventKind::kChange:
+        return AddOrder(position, models.change.Decode(coder, base_[position]), edits);
+      case EventKind::kDrop:
+        return Add(kind, position,
+                   Element::Zero(models.drop.Decode(coder, Element::IsNegative(base_[position]))),
+                   edits);
+      case EventKind::kGrow:
+        if (!models.grow) models.grow = std::make_unique<GrowModel<Element>>();
+        return Add(kind, position, static_cast<Bits>(models.grow->Decode(coder)), edits);
+      case EventKind::kFlip:
+        break;
+    }
+    return Add(kind, position, Flipped(position), edits);
+  }
+
+  static absl::Status CheckFinished(EventKind kind, const RangeDecoder& coder) {
+    if (coder.finished()) return absl::OkStatus();
+    return Refused(kind, coder.overrun() ? "the coded data ends early"
+                                         : "the coded data goes on after the last event");
+  }
+
+  template <typename Walker>
+  absl::Status DecodeRange(EventKind kind, const ListRecord& list, Walker& walker,
+                           std::vector<Edit>& edits) {
+    RangeDecoder coder(list.payload);
+    GapModel gaps;
+    Symbols symbols;
+    edits.reserve(static_cast<size_t>(list.count));
+    int64_t least = 0;
+    for (int64_t i = 0; i < list.count; ++i) {
+      const int64_t rank = least + static_cast<int64_t>(gaps.Decode(coder));
+      if (auto status = CheckRank(kind, i, rank, least); !status.ok()) return status;
+      least = rank + 1;
+      const auto position = static_cast<uint32_t>(walker.PositionOf(rank));
+      if (auto status = RangeSymbol(kind, position, coder, symbols, edits); !status.ok())
+        return status;
+      if (coder.overrun()) break;
+    }
+    return CheckFinished(kind, coder);
+  }
+
+  // One list in mode kClassRange: for each class the elements left before its next event.
+  struct ClassStream {
+    EventKind kind;
+    int64_t count;
+    RangeDecoder coder;
+    std::vector<Edit>* edits;
+    // 0: the next element of the class is an event, or opens the class.
+    std::array<uint32_t, kMaxClasses> left{};
+    std::array<std::unique_ptr<ClassModels>, kMaxClasses> models{};
+
+    void ReadGap(uint32_t element_class) {
+      left[element_class] = static_cast<uint32_t>(std::min<uint64_t>(
+          models[element_class]->gaps.Decode(coder), static_cast<uint64_t>(kSegmentElements)));
+    }
+  };
+
+  // An element of a class whose `left` is 0.
+  absl::Status Arrive(ClassStream& stream, uint32_t position, uint32_t element_class) {
+    if (!stream.models[element_class]) {
+      stream.models[element_class] = std::make_unique<ClassModels>();
+      stream.ReadGap(element_class);
+      if (stream.left[element_class] > 0) {
+        --stream.left[element_class];
+        return absl::OkStatus();
+      }
+    }
+    if (static_cast<int64_t>(stream.edits->size()) == stream.count || stream.coder.overrun()) {
+      return Refused(stream.kind,
+                     absl::StrCat("more events than the ", stream.count, " that it announces"));
+    }
+    if (auto status = RangeSymbol(stream.kind, position, stream.coder,
+                                  stream.models[element_class]->symbols, *stream.edits);
+        !status.ok()) {
+      return status;
+    }
+    stream.ReadGap(element_class);
+    return absl::OkStatus();
+  }
+
+  // Every non-zero is looked at here, so that this loop is what decoding costs beside its events.
+  template <size_t kStreams>
+  absl::Status Walk(const std::array<ClassStream*, kStreams>& streams) {
+    for (size_t word = 0; word < nonzero_.size(); ++word) {
+      const auto begin = static_cast<uint32_t>(64 * word);
+      for (uint64_t bits = nonzero_[word]; bits != 0; bits &= bits - 1) {
+        const uint32_t position = begin + static_cast<uint32_t>(std::countr_zero(bits));
+        const uint32_t element_class = Element::ClassOf(base_[position]);
+        for (ClassStream* stream : streams) {
+          if (stream->left[element_class] != 0) {
+            --stream->left[element_class];
+          } else if (auto status = Arrive(*stream, position, element_class); !status.ok()) {
+            return status;
+          }
+        }
+      }
+    }
+    for (ClassStream* stream : streams) {
+      if (auto status = CheckEnd(*stream); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  static absl::Status CheckEnd(const ClassStream& stream) {
+    if (static_cast<int64_t>(stream.edits->size()) != stream.count) {
+      return Refused(stream.kind, absl::StrCat("holds ", stream.edits->size(),
+                                               " events, announces ", stream.count));
+    }
+    // The last gap of a class ends where the class does.
+    if (std::any_of(stream.left.begin(), stream.left.end(), [](uint32_t n) { return n != 0; })) {
+      return Refused(stream.kind, "an event lies past the last non-zero of its class");
+    }
+    return CheckFinished(stream.kind, stream.coder);
+  }
+
+  absl::Status WalkClasses(const ListRecords& lists,
+                           std::array<std::vector<Edit>, kEventKinds>& found) {
+    std::vector<std::unique_ptr<ClassStream>> streams;
+    for (const EventKind kind : {EventKind::kChange, EventKind::kDrop}) {
+      const ListRecord& list = lists[static_cast<size_t>(kind)];
+      if (list.count == 0 || list.mode != Mode::kClassRange) continue;
+      auto& edits = found[static_cast<size_t>(kind)];
+      edits.reserve(static_cast<size_t>(list.count));
+      streams.push_back(std::unique_ptr<ClassStream>(
+          new ClassStream{kind, list.count, RangeDecoder(list.payload), &edits}));
+    }
+    if (streams.size() == 1) return Walk<1>({streams[0].get()});
+    if (streams.size() == 2) return Walk<2>({streams[0].get(), streams[1].get()});
+    return absl::OkStatus();
+  }
+
+  const Bits* base_;
+  int64_t count_;
+  std::vector<uint64_t> nonzero_;
+  int64_t nonzeros_ = 0;
+};
+
+}  // namespace
+
+const char* NameOf(EventKind kind) {
+  constexpr const char* kNames[] = {"change", "drop", "grow", "flip"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+EventCounts& EventCounts::operator+=(const EventCounts& other) {
+  for (int k = 0; k < kEventKinds; ++k) of[k] += other.of[k];
+  return *this;
+}
+
+absl::Status DecodeSegment(ElementKind kind, const void* base, int64_t count,
+                           absl::string_view record, std::vector<Edit>& edits,
+                           EventCounts& counts) {
+  const auto lists = ReadLists(record);
+  if (!lists.ok()) return lists.status();
+  return VisitElement(kind, [&](auto element) {
+    using Element = decltype(element);
+    SegmentDecoder<Element> decoder(static_cast<const typename Element::Bits*>(base), count);
+    return decoder.Decode(*lists, edits, counts);
+  });
+}
+
+absl::Status ReadModes(absl::string_view record, int modes[kEventKinds]) {
+  const auto lists = ReadLists(record);
+  if (!lists.ok()) return lists.status();
+  for (int k = 0; k < kEventKinds; ++k) {
+    const ListRecord& list = (*lists)[static_cast<size_t>(k)];
+    modes[k] = list.count == 0 ? -1 : static_cast<int>(list.mode);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace espalier::updates

@@ -1,0 +1,215 @@
+#include <array>
+#include <memory>
+#include <utility>
+
+#include "engine/updates/bytes.h"
+#include "engine/updates/event_list.h"
+#include "engine/updates/event_models.h"
+#include "engine/updates/segment_codec.h"
+#include "engine/updates/zstd.h"
+
+namespace espalier::updates {
+namespace {
+
+using EventSpan = std::pair<const Event*, const Event*>;
+
+uint64_t ZigZag(int64_t value) {
+  return (static_cast<uint64_t>(value) << 1) ^ static_cast<uint64_t>(value >> 63);
+}
+
+template <typename Element>
+class ListEncoder {
+ public:
+  using Bits = typename Element::Bits;
+  ListEncoder(EventKind kind, const SegmentEvents& events, const EncodeOptions& options)
+      : kind_(kind), events_(events), options_(options) {}
+
+  absl::StatusOr<std::string> Encode(Mode mode, const std::vector<Event>& list,
+                                     size_t count) const {
+    const EventSpan span{list.data(), list.data() + count};
+    switch (mode) {
+      case Mode::kRaw:
+        return Raw(span);
+      case Mode::kZstd:
+        return Compressed(span);
+      case Mode::kRange:
+        return Ranged(span);
+      case Mode::kClassRange:
+        return ClassRanged(span);
+    }
+    return absl::InternalError("no such mode");
+  }
+
+ private:
+  bool carries_value() const { return kind_ == EventKind::kChange || kind_ == EventKind::kGrow; }
+
+  std::string Raw(EventSpan events) const {
+    ByteWriter out;
+    for (const Event* event = events.first; event != events.second; ++event) {
+      out.LittleEndian(event->rank, 4);
+      if (carries_value()) out.LittleEndian(event->new_bits, sizeof(Bits));
+      if (kind_ == EventKind::kDrop) out.Byte(NegativeZero(*event));
+    }
+    return out.Take();
+  }
+
+  absl::StatusOr<std::string> Compressed(EventSpan events) const {
+    ByteWriter gaps, symbols;
+    uint32_t next_rank = 0;
+    for (const Event* event = events.first; event != events.second; ++event) {
+      gaps.Varint(event->rank - next_rank);
+      next_rank = event->rank + 1;
+      if (kind_ == EventKind::kChange) symbols.Varint(ZigZag(Step(*event)));
+      if (kind_ == EventKind::kDrop) symbols.Byte(NegativeZero(*event));
+      if (kind_ == EventKind::kGrow) symbols.LittleEndian(event->new_bits, sizeof(Bits));
+    }
+    ByteWriter out;
+    for (const ByteWriter* stream : {&gaps, &symbols}) {
+      const auto frame = ZstdCompress(stream->bytes(), options_.zstd_level);
+      if (!frame.ok()) return frame.status();
+      out.Varint(stream->size());
+      if (stream->size() == 0) continue;
+      out.Text(*frame);
+    }
+    return out.Take();
+  }
+
+  std::string Ranged(EventSpan events) const {
+    RangeEncoder coder;
+    GapModel gaps;
+    Symbols symbols;
+    uint32_t next_rank = 0;
+    for (const Event* event = events.first; event != events.second; ++event) {
+      gaps.Encode(coder, event->rank - next_rank);
+      next_rank = event->rank + 1;
+      symbols.Encode(coder, kind_, *event);
+    }
+    return coder.Finish();
+  }
+
+  // Classes are opened in the order of their first element in the base; each gap is coded when the
+  // event before it in its class is, the last one reaches to the end of the class.
+  std::string ClassRanged(EventSpan events) const {
+    const auto count = static_cast<size_t>(events.second - events.first);
+    std::vector<uint32_t> next_gap(count);
+    std::array<uint32_t, kMaxClasses> following = events_.class_sizes;  // of the event after
+    for (size_t i = count; i-- > 0;) {
+      const Event& event = events.first[i];
+      uint32_t& next = following[Element::ClassOf(static_cast<Bits>(event.old_bits))];
+      next_gap[i] = next - event.class_rank - 1;
+      next = event.class_rank;
+    }
+    RangeEncoder coder;
+    std::array<std::unique_ptr<ClassModels>, kMaxClasses> models;
+    size_t done = 0;
+    const auto encode_until = [&](uint32_t position) {
+      for (; done < count && events.first[done].position < position; ++done) {
+        const Event& event = events.first[done];
+        ClassModels& of = *models[Element::ClassOf(static_cast<Bits>(event.old_bits))];
+        of.symbols.Encode(coder, kind_, event);
+        of.gaps.Encode(coder, next_gap[done]);
+      }
+    };
+    for (const SegmentEvents::Opening& opening : events_.openings) {
+      encode_until(opening.position);
+      models[opening.element_class] = std::make_unique<ClassModels>();
+      models[opening.element_class]->gaps.Encode(coder, following[opening.element_class]);
+    }
+    encode_until(UINT32_MAX);
+    return coder.Finish();
+  }
+
+  struct Symbols {
+    ChangeModel<Element> change;
+    DropModel drop;
+    std::unique_ptr<GrowModel<Element>> grow;
+
+    void Encode(RangeEncoder& coder, EventKind kind, const Event& event) {
+      if (kind == EventKind::kChange) change.Encode(coder, event.old_bits, event.new_bits);
+      if (kind == EventKind::kDrop) {
+        drop.Encode(coder, Element::IsNegative(static_cast<Bits>(event.old_bits)),
+                    NegativeZero(event));
+      }
+      if (kind == EventKind::kGrow) {
+        if (!grow) grow = std::make_unique<GrowModel<Element>>();
+        grow->Encode(coder, event.new_bits);
+      }
+    }
+  };
+  struct ClassModels {
+    GapModel gaps;
+    Symbols symbols;
+  };
+
+  static bool NegativeZero(const Event& event) {
+    return Element::IsNegative(static_cast<Bits>(event.new_bits));
+  }
+  // Positive: away from zero.
+  static int64_t Step(const Event& event) {
+    const int64_t from = Element::OrderOf(static_cast<Bits>(event.old_bits));
+    const int64_t step = Element::OrderOf(static_cast<Bits>(event.new_bits)) - from;
+    return from < 0 ? -step : step;
+  }
+
+  EventKind kind_;
+  const SegmentEvents& events_;
+  const EncodeOptions& options_;
+};
+
+bool Allows(EventKind kind, Mode mode, const EncodeOptions& options) {
+  const bool at_zeros = kind == EventKind::kGrow || kind == EventKind::kFlip;
+  if (at_zeros && mode == Mode::kClassRange) return false;
+  return options.modes >> static_cast<int>(mode) & 1;
+}
+
+template <typename Element>
+absl::StatusOr<std::string> EncodeEvents(const SegmentEvents& events,
+                                         const EncodeOptions& options) {
+  ByteWriter record;
+  for (int k = 0; k < kEventKinds; ++k) {
+    const auto kind = static_cast<EventKind>(k);
+    const std::vector<Event>& list = events.lists[static_cast<size_t>(k)];
+    record.Varint(list.size());
+    if (list.empty()) continue;
+    const ListEncoder<Element> encoder(kind, events, options);
+    const size_t trial = std::min<size_t>(list.size(), kTrialEvents);
+    std::string best;
+    int best_mode = -1;
+    for (uint8_t m = 0; m < kModes; ++m) {
+      if (!Allows(kind, static_cast<Mode>(m), options)) continue;
+      auto payload = encoder.Encode(static_cast<Mode>(m), list, trial);
+      if (!payload.ok()) return payload.status();
+      if (best_mode >= 0 && payload->size() >= best.size()) continue;
+      best = *std::move(payload);
+      best_mode = m;
+    }
+    if (best_mode < 0) return absl::InvalidArgumentError("no mode is allowed for this list");
+    if (trial < list.size()) {
+      auto payload = encoder.Encode(static_cast<Mode>(best_mode), list, list.size());
+      if (!payload.ok()) return payload.status();
+      best = *std::move(payload);
+    }
+    record.Byte(static_cast<uint8_t>(best_mode));
+    record.Text(best);
+  }
+  return record.Take();
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> EncodeSegment(ElementKind kind, const void* old_elements,
+                                          const void* new_elements, int64_t count,
+                                          EventCounts& counts, const EncodeOptions& options) {
+  return VisitElement(kind, [&](auto element) -> absl::StatusOr<std::string> {
+    using Element = decltype(element);
+    using Bits = typename Element::Bits;
+    const SegmentEvents events = FindEvents<Element>(static_cast<const Bits*>(old_elements),
+                                                     static_cast<const Bits*>(new_elements), count);
+    const EventCounts found = events.counts();
+    if (found.total() == 0) return std::string();
+    counts += found;
+    return EncodeEvents<Element>(events, options);
+  });
+}
+
+}  // namespace espalier::updates

@@ -1,0 +1,27 @@
+#include "engine/updates/tensor_info.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "engine/formats/names.h"
+
+namespace espalier::updates {
+
+int64_t TensorInfo::row_elements() const {
+  if (dims.size() < 2 || dims[0] == 0) return kind() == ElementKind::kByte ? bytes : 1;
+  return elements() / dims[0];
+}
+
+std::string TensorInfo::ToString() const {
+  return absl::StrCat(formats::Shown(name), " ", dtype, " [", absl::StrJoin(dims, ", "), "]");
+}
+
+int64_t FindTensor(const std::vector<TensorInfo>& tensors, absl::string_view name) {
+  const auto found = std::lower_bound(
+      tensors.begin(), tensors.end(), name,
+      [](const TensorInfo& tensor, absl::string_view key) { return tensor.name < key; });
+  return found != tensors.end() && found->name == name ? found - tensors.begin() : -1;
+}
+
+}  // namespace espalier::updates
