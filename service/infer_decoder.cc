@@ -58,6 +58,11 @@ struct Parameter {
   std::string key;
   uint32_t kind = 0;   // field of the oneof that is set; 0: none
   int64_t number = 0;  // of an int64_param or uint64_param
+  std::string text;    // of a string_param
+
+  bool is_count() const {
+    return (kind == kInt64Param || kind == kUint64Param) && number >= 0;  // 2^63 and above: none
+  }
 };
 
 void ReadParameterValue(WireReader& reader, Parameter& parameter) {
@@ -67,6 +72,8 @@ void ReadParameterValue(WireReader& reader, Parameter& parameter) {
     if (tag.field <= kUint64Param) parameter.kind = tag.field;
     if (Is(tag, kInt64Param, WireType::kVarint) || Is(tag, kUint64Param, WireType::kVarint)) {
       parameter.number = static_cast<int64_t>(reader.ReadVarint());
+    } else if (Is(tag, kStringParam, WireType::kBytes)) {
+      parameter.text = reader.ReadString();
     } else {
       reader.Skip(tag);
     }
@@ -97,27 +104,31 @@ const char* KindName(uint32_t kind) {
   return kNames[kind];
 }
 
+std::string Unexpected(const Parameter& parameter, absl::string_view expected) {
+  const bool has_number = parameter.kind == kInt64Param || parameter.kind == kUint64Param;
+  std::string got = KindName(parameter.kind);
+  if (has_number) absl::StrAppend(&got, " ", parameter.number);
+  if (parameter.kind == kStringParam) {
+    absl::StrAppend(&got, " '", runtime::Printable(parameter.text), "'");
+  }
+  return absl::StrCat("parameter '", parameter.key, "': expected ", expected, ", got ", got);
+}
+
 // What is wrong with a parameter of the request that means something; empty: nothing.
 std::string CheckParameter(const Parameter& parameter) {
   const std::string& key = parameter.key;
-  const bool is_count =
-      parameter.kind == kUint64Param || (parameter.kind == kInt64Param && parameter.number >= 0);
-  const char* expected = nullptr;
-  if ((key == "timeout" || key == "priority") && !(is_count && parameter.number >= 0)) {
-    expected = "int64_param or uint64_param of at least 0";
-  } else if (key == "sequence_id" && !is_count && parameter.kind != kStringParam) {
-    expected = "int64_param or uint64_param of at least 0, or string_param";
-  } else if ((key == "sequence_start" || key == "sequence_end") && parameter.kind != kBoolParam) {
-    expected = "bool_param";
-  } else if (absl::StartsWith(key, "triton_") && key != "triton_enable_empty_final_response") {
+  if ((key == "timeout" || key == "priority") && !parameter.is_count())
+    return Unexpected(parameter, "int64_param or uint64_param of at least 0");
+  if (key == "sequence_id" && !parameter.is_count() && parameter.kind != kStringParam) {
+    return Unexpected(parameter, "int64_param or uint64_param of at least 0, or string_param");
+  }
+  if ((key == "sequence_start" || key == "sequence_end") && parameter.kind != kBoolParam)
+    return Unexpected(parameter, "bool_param");
+  if (absl::StartsWith(key, "triton_") && key != "triton_enable_empty_final_response") {
     return absl::StrCat("parameter '", runtime::Printable(key),
                         "' is reserved: the prefix 'triton_' is not for parameters of clients");
   }
-  if (expected == nullptr) return "";
-  const bool has_number = parameter.kind == kInt64Param || parameter.kind == kUint64Param;
-  return absl::StrCat("parameter '", key, "': expected ", expected, ", got ",
-                      KindName(parameter.kind),
-                      has_number ? absl::StrCat(" ", parameter.number) : "");
+  return "";
 }
 
 void ReadRequestParameter(WireReader& reader, DecodedRequest& request) {
@@ -129,12 +140,56 @@ void ReadRequestParameter(WireReader& reader, DecodedRequest& request) {
   }
 }
 
+// Takes a parameter of a tensor that says where the tensor lies, and what is wrong with it; any
+// other parameter says nothing.
+std::string TakeParameter(const Parameter& parameter, SharedMemoryRange& range) {
+  constexpr char kCount[] = "int64_param of at least 0";
+  if (parameter.key == "shared_memory_region") {
+    if (parameter.kind != kStringParam || parameter.text.empty())
+      return Unexpected(parameter, "string_param with the name of a region");
+    range.region = parameter.text;
+  } else if (parameter.key == "shared_memory_byte_size") {
+    if (!parameter.is_count()) return Unexpected(parameter, kCount);
+    range.byte_size = parameter.number;
+  } else if (parameter.key == "shared_memory_offset") {
+    if (!parameter.is_count()) return Unexpected(parameter, kCount);
+    range.offset = parameter.number;
+  }
+  return "";
+}
+
+std::string TakeParameter(const Parameter& parameter, DecodedOutput& output) {
+  if (parameter.key != "classification") return TakeParameter(parameter, output.shared_memory);
+  if (!parameter.is_count() || parameter.number == 0)
+    return Unexpected(parameter, "int64_param of at least 1");
+  output.classification = parameter.number;
+  return "";
+}
+
+// What is wrong with the parameters of a tensor together.
+std::string CheckRange(const SharedMemoryRange& range) {
+  if (range.region.empty()) {
+    return range.byte_size < 0 ? ""
+                               : "parameter 'shared_memory_byte_size' needs 'shared_memory_region'";
+  }
+  return range.byte_size >= 0 ? ""
+                              : "parameter 'shared_memory_region' needs 'shared_memory_byte_size'";
+}
+
+// Remembers the first error of a tensor's parameters.
+void NoteError(const char* what, const std::string& name, const std::string& error,
+               DecodedRequest& request) {
+  if (error.empty() || !request.parameter_error.empty()) return;
+  request.parameter_error = absl::StrCat(what, " '", runtime::Printable(name), "': ", error);
+}
+
 void PushDimension(WireReader& reader, Shape& shape, uint64_t value) {
   if (shape.size() >= kMaxRank) return reader.Fail("a shape has more than 32 dimensions");
   shape.push_back(static_cast<int64_t>(value));
 }
 
-void ReadInput(WireReader& reader, DecodedInput& input) {
+void ReadInput(WireReader& reader, DecodedInput& input, DecodedRequest& request) {
+  std::string error;
   const size_t outer = reader.Enter();
   WireTag tag;
   while (reader.ReadTag(&tag)) {
@@ -153,30 +208,36 @@ void ReadInput(WireReader& reader, DecodedInput& input) {
       // Pieces of several occurrences follow each other: that is how messages merge.
       reader.ReadBytes(&input.contents);
     } else if (Is(tag, kInputParameters, WireType::kBytes)) {
-      if (absl::StartsWith(ReadParameter(reader).key, "shared_memory_"))
-        input.in_shared_memory = true;
+      std::string wrong = TakeParameter(ReadParameter(reader), input.shared_memory);
+      if (error.empty()) error = std::move(wrong);
     } else {
       reader.Skip(tag);
     }
   }
   reader.Leave(outer);
+  if (error.empty()) error = CheckRange(input.shared_memory);
+  NoteError("input", input.name, error, request);
 }
 
-void ReadOutput(WireReader& reader, DecodedOutput& output) {
+void ReadOutput(WireReader& reader, DecodedOutput& output, DecodedRequest& request) {
+  std::string error;
   const size_t outer = reader.Enter();
   WireTag tag;
   while (reader.ReadTag(&tag)) {
     if (Is(tag, kOutputName, WireType::kBytes)) {
       output.name = ReadUtf8(reader);
     } else if (Is(tag, kOutputParameters, WireType::kBytes)) {
-      const Parameter parameter = ReadParameter(reader);
-      if (absl::StartsWith(parameter.key, "shared_memory_")) output.in_shared_memory = true;
-      if (parameter.key == "classification") output.wants_classification = true;
+      std::string wrong = TakeParameter(ReadParameter(reader), output);
+      if (error.empty()) error = std::move(wrong);
     } else {
       reader.Skip(tag);
     }
   }
   reader.Leave(outer);
+  if (error.empty()) error = CheckRange(output.shared_memory);
+  if (error.empty() && output.classification > 0 && !output.shared_memory.region.empty())
+    error = "parameter 'classification' cannot be joined with shared memory";
+  NoteError("output", output.name, error, request);
 }
 
 // One more element, unless there are too many already.
@@ -204,10 +265,11 @@ void ReadField(WireReader& reader, const WireTag& tag, DecodedRequest& request) 
     case kParameters:
       return ReadRequestParameter(reader, request);
     case kInputs:
-      if (DecodedInput* input = Grow(reader, request.inputs)) ReadInput(reader, *input);
+      if (DecodedInput* input = Grow(reader, request.inputs)) ReadInput(reader, *input, request);
       return;
     case kOutputs:
-      if (DecodedOutput* output = Grow(reader, request.outputs)) ReadOutput(reader, *output);
+      if (DecodedOutput* output = Grow(reader, request.outputs))
+        ReadOutput(reader, *output, request);
       return;
     case kRawInputs:
       if (runtime::ByteSlices* raw = Grow(reader, request.raw_inputs)) reader.ReadBytes(raw);

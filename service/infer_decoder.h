@@ -19,27 +19,35 @@ namespace espalier::service {
 inline constexpr size_t kMaxTensors = 1024;  // inputs, outputs and raw entries, each
 inline constexpr size_t kMaxRank = 32;
 
+// Where in which registered region of shared memory a tensor lies.
+struct SharedMemoryRange {
+  std::string region;  // empty: the tensor is in the message
+  int64_t offset = 0;
+  int64_t byte_size = -1;
+};
+
 struct DecodedInput {
   std::string name;
   std::string datatype;
   Shape shape;
   bool has_contents = false;     // InferTensorContents was present
   runtime::ByteSlices contents;  // its bytes, see typed_contents.h
-  bool in_shared_memory = false;
+  SharedMemoryRange shared_memory;
 };
 
 struct DecodedOutput {
   std::string name;
-  bool wants_classification = false;
-  bool in_shared_memory = false;
+  int64_t classification = 0;  // the k best classes instead of the tensor; 0: the tensor
+  SharedMemoryRange shared_memory;
 };
 
 struct DecodedRequest {
   std::string model_name;
   std::string model_version;
   std::string id;
-  int64_t timeout_micros = 0;   // parameter "timeout"; 0: none
-  std::string parameter_error;  // of a parameter that means something; empty: all are fine
+  int64_t timeout_micros = 0;  // parameter "timeout"; 0: none
+  // What is wrong with a parameter that means something, of the request or a tensor; empty: nothing.
+  std::string parameter_error;
   std::vector<DecodedInput> inputs;
   std::vector<DecodedOutput> outputs;
   std::vector<runtime::ByteSlices> raw_inputs;

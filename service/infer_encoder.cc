@@ -17,7 +17,9 @@ enum ResponseField {
   kRawOutputs = 6
 };
 enum StreamField { kErrorMessage = 1, kInferResponse = 2 };
-enum OutputField { kName = 1, kDatatype = 2, kShape = 3 };
+enum OutputField { kName = 1, kDatatype = 2, kShape = 3, kOutputParameters = 4 };
+enum MapField { kKey = 1, kValue = 2 };
+enum ParameterField { kInt64Param = 2, kStringParam = 3 };
 
 // A map entry: "triton_final_response" (field 1) is InferParameter (field 2) {bool_param (1): true}.
 constexpr absl::string_view kFinalResponse(
@@ -42,9 +44,33 @@ size_t ShapeBytes(absl::Span<const int64_t> shape) {
   return bytes;
 }
 
+// A parameter of an output that lies in shared memory, as clients of Triton expect them.
+struct Parameter {
+  absl::string_view key;
+  absl::string_view text;  // empty: `number` counts
+  int64_t number = 0;
+
+  size_t ValueBytes() const {
+    return text.empty() ? 1 + VarintBytes(static_cast<uint64_t>(number)) : StringBytes(text);
+  }
+  size_t EntryBytes() const { return StringBytes(key) + FieldBytes(ValueBytes()); }
+};
+
+absl::InlinedVector<Parameter, 3> ParametersOf(const SharedMemoryRange* range) {
+  if (range == nullptr) return {};
+  absl::InlinedVector<Parameter, 3> parameters = {
+      {"shared_memory_region", range->region}, {"shared_memory_byte_size", {}, range->byte_size}};
+  if (range->offset > 0) parameters.push_back({"shared_memory_offset", {}, range->offset});
+  return parameters;
+}
+
 size_t OutputBytes(const ResponseOutput& output) {
-  const size_t shape = output.shape.empty() ? 0 : FieldBytes(ShapeBytes(output.shape));
-  return StringBytes(output.name) + StringBytes(output.datatype) + shape;
+  size_t bytes = StringBytes(output.name) + StringBytes(output.datatype);
+  if (!output.shape.empty()) bytes += FieldBytes(ShapeBytes(output.shape));
+  for (const Parameter& parameter : ParametersOf(output.shared_memory)) {
+    bytes += FieldBytes(parameter.EntryBytes());
+  }
+  return bytes;
 }
 
 class Writer {
@@ -74,6 +100,15 @@ class Writer {
   std::byte* to_;
 };
 
+void WriteParameter(Writer& writer, const Parameter& parameter) {
+  writer.Begin(kOutputParameters, parameter.EntryBytes());
+  writer.String(kKey, parameter.key);
+  writer.Begin(kValue, parameter.ValueBytes());
+  if (!parameter.text.empty()) return writer.String(kStringParam, parameter.text);
+  writer.Varint(kInt64Param << 3);
+  writer.Varint(static_cast<uint64_t>(parameter.number));
+}
+
 }  // namespace
 
 InferResponse::InferResponse(absl::string_view model, int64_t version, absl::string_view id,
@@ -102,9 +137,11 @@ void InferResponse::Write(std::byte* to) {
     writer.Begin(kOutputs, OutputBytes(output));
     writer.String(kName, output.name);
     writer.String(kDatatype, output.datatype);
-    if (output.shape.empty()) continue;
-    writer.Begin(kShape, ShapeBytes(output.shape));
+    if (!output.shape.empty()) writer.Begin(kShape, ShapeBytes(output.shape));
     for (const int64_t dim : output.shape) writer.Varint(static_cast<uint64_t>(dim));
+    for (const Parameter& parameter : ParametersOf(output.shared_memory)) {
+      WriteParameter(writer, parameter);
+    }
   }
   for (ResponseOutput& output : outputs_) {
     writer.Begin(kRawOutputs, output.bytes);

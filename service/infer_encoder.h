@@ -11,6 +11,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "service/infer_decoder.h"
 
 namespace espalier::service {
 
@@ -26,6 +27,7 @@ struct ResponseOutput {
   absl::string_view datatype;
   absl::Span<const int64_t> shape;
   size_t bytes = 0;
+  const SharedMemoryRange* shared_memory = nullptr;  // where it lies instead; then `bytes` is 0
   std::byte* data = nullptr;
 };
 

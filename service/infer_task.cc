@@ -2,9 +2,11 @@
 
 #include <grpc/slice.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <new>
 
 #include "absl/strings/str_cat.h"
 #include "engine/runtime/model_manager.h"
@@ -70,26 +72,36 @@ void InferTask::Begin(const grpc::ByteBuffer& message) {
   version = model;
   timeout_micros = request.timeout_micros;
   if (!request.parameter_error.empty()) status = InvalidArgumentError(request.parameter_error);
-  if (status.ok()) status = TakeInputs(request, model->name());
+  if (status.ok()) status = TakeInputs(request);
   if (status.ok()) status = TakeRequestedOutputs(request);
   if (!status.ok()) return model->Refuse(this, std::move(status));
   model->Submit(this);
 }
 
-absl::Status InferTask::TakeInputs(DecodedRequest& request, const std::string& model) {
+absl::Status InferTask::TakeInputs(DecodedRequest& request) {
+  const std::string& model = version->name();
   const bool raw = !request.raw_inputs.empty();
-  if (raw && request.raw_inputs.size() != request.inputs.size()) {
-    return InvalidArgumentError(StrCat("expected ", request.inputs.size(),
-                                       " raw_input_contents, one per input, got ",
-                                       request.raw_inputs.size(), ", for model '", model, "'"));
+  const auto in_message = static_cast<size_t>(
+      std::count_if(request.inputs.begin(), request.inputs.end(),
+                    [](const DecodedInput& input) { return input.shared_memory.region.empty(); }));
+  if (raw && request.raw_inputs.size() != in_message) {
+    return InvalidArgumentError(
+        StrCat("expected ", in_message, " raw_input_contents, one per input",
+               in_message < request.inputs.size() ? " that is not in shared memory" : "", ", got ",
+               request.raw_inputs.size(), ", for model '", model, "'"));
   }
   inputs.reserve(request.inputs.size());
   typed_.reserve(request.inputs.size());  // slices point into its strings, which must not move
-  for (size_t i = 0; i < request.inputs.size(); ++i) {
-    DecodedInput& input = request.inputs[i];
-    auto data = raw && !input.has_contents && !input.in_shared_memory
-                    ? absl::StatusOr<runtime::ByteSlices>(std::move(request.raw_inputs[i]))
-                    : TypedData(input, raw);
+  size_t next_raw = 0;
+  for (DecodedInput& input : request.inputs) {
+    absl::StatusOr<runtime::ByteSlices> data;
+    if (!input.shared_memory.region.empty()) {
+      data = SharedData(input);
+    } else if (raw && !input.has_contents) {
+      data = std::move(request.raw_inputs[next_raw++]);
+    } else {
+      data = TypedData(input, raw);
+    }
     if (!data.ok())
       return absl::Status(data.status().code(),
                           StrCat(data.status().message(), ", for model '", model, "'"));
@@ -101,10 +113,6 @@ absl::Status InferTask::TakeInputs(DecodedRequest& request, const std::string& m
 
 absl::StatusOr<runtime::ByteSlices> InferTask::TypedData(const DecodedInput& input, bool has_raw) {
   const std::string name = runtime::Printable(input.name);
-  if (input.in_shared_memory) {
-    return absl::UnimplementedError(
-        StrCat("input '", name, "': this server takes no tensors from shared memory"));
-  }
   if (has_raw) {
     return InvalidArgumentError(
         StrCat("contents field must not be specified when using raw_input_contents for input '",
@@ -124,25 +132,109 @@ absl::StatusOr<runtime::ByteSlices> InferTask::TypedData(const DecodedInput& inp
       {reinterpret_cast<const std::byte*>(typed_.back().data()), typed_.back().size()}};
 }
 
+absl::StatusOr<runtime::ByteSlices> InferTask::SharedData(const DecodedInput& input) {
+  const std::string name = runtime::Printable(input.name);
+  const SharedMemoryRange& range = input.shared_memory;
+  const auto refuse = [&](const absl::Status& status) {
+    return absl::Status(status.code(), StrCat("input '", name, "': ", status.message()));
+  };
+  if (input.has_contents)
+    return refuse(InvalidArgumentError("contents is set beside shared memory"));
+  auto region = state_.shared_memory.Find(range.region);
+  if (!region.ok()) return refuse(region.status());
+  const auto offset = static_cast<uint64_t>(range.offset);
+  const auto bytes = static_cast<size_t>(range.byte_size);
+  // Before memory is reserved.
+  absl::Status status = (*region)->CheckRange(offset, bytes);
+  if (!status.ok()) return refuse(status);
+  auto to = AllocateInput(bytes);
+  if (!to.ok()) return refuse(to.status());
+  status = (*region)->Read(offset, absl::MakeSpan(*to, bytes));
+  if (!status.ok()) return refuse(status);
+  return runtime::ByteSlices{{*to, bytes}};
+}
+
+absl::StatusOr<std::byte*> InferTask::AllocateInput(size_t bytes) {
+  absl::Status status = state_.telemetry.in_flight.Grow(static_cast<int64_t>(bytes));
+  if (!status.ok()) return status;
+  admitted_bytes_ += static_cast<int64_t>(bytes);
+  auto* memory = new (std::nothrow) std::byte[bytes];
+  if (memory == nullptr)
+    return absl::ResourceExhaustedError(StrCat("no memory for an input of ", bytes, " bytes"));
+  copied_.emplace_back(memory);
+  return memory;
+}
+
 absl::Status InferTask::TakeRequestedOutputs(const DecodedRequest& request) {
   requested_outputs.reserve(request.outputs.size());
   for (const DecodedOutput& output : request.outputs) {
-    if (output.in_shared_memory || output.wants_classification) {
-      return absl::UnimplementedError(
-          StrCat("output '", runtime::Printable(output.name), "': this server does not offer ",
-                 output.in_shared_memory ? "shared memory" : "the classification extension"));
+    if (absl::Status status = TakeTarget(output); !status.ok()) {
+      return absl::Status(status.code(), StrCat("output '", runtime::Printable(output.name),
+                                                "': ", status.message()));
     }
     requested_outputs.push_back(output.name);
   }
   return absl::OkStatus();
 }
 
+absl::Status InferTask::TakeTarget(const DecodedOutput& output) {
+  const bool shared = !output.shared_memory.region.empty();
+  if (!shared && output.classification == 0 && targets_.empty()) return absl::OkStatus();
+  targets_.resize(requested_outputs.size() + 1);
+  Target& target = targets_.back();
+  target.classification = output.classification;
+  if (!shared) return absl::OkStatus();
+  target.range = output.shared_memory;
+  auto region = state_.shared_memory.Find(target.range.region);
+  if (!region.ok()) return region.status();
+  target.region = *std::move(region);
+  return target.region->CheckRange(static_cast<uint64_t>(target.range.offset),
+                                   static_cast<uint64_t>(target.range.byte_size));
+}
+
+absl::Status InferTask::Redirect(const Target& target, const runtime::OutputTensor& output,
+                                 ResponseOutput& part, const std::byte*& from,
+                                 Classes& classes) const {
+  const runtime::Signature& signature = version->signature();
+  if (target.region != nullptr) {
+    if (output.bytes > static_cast<size_t>(target.range.byte_size)) {
+      return InvalidArgumentError(StrCat("output '", part.name, "' takes ", output.bytes,
+                                         " bytes, but shared_memory_byte_size is ",
+                                         target.range.byte_size));
+    }
+    part.shared_memory = &target.range;
+    part.bytes = 0;
+    return target.region->Write(static_cast<uint64_t>(target.range.offset), {from, output.bytes});
+  }
+  if (target.classification == 0) return absl::OkStatus();
+  const runtime::TensorSpec& spec = signature.outputs[output.index];
+  auto best = BestClasses(spec.dtype, output.shape, signature.max_batch_size > 0, from,
+                          target.classification, version->labels(output.index));
+  if (!best.ok()) {
+    return absl::Status(best.status().code(),
+                        StrCat("output '", part.name, "': ", best.status().message()));
+  }
+  classes = *std::move(best);
+  part.datatype = NameOf(DType::kBytes);
+  part.shape = classes.shape;
+  part.bytes = classes.bytes.size();
+  from = reinterpret_cast<const std::byte*>(classes.bytes.data());
+  return absl::OkStatus();
+}
+
 absl::Status InferTask::TakeOutputs(absl::Span<const std::byte* const> from) {
   const runtime::Signature& signature = version->signature();
   absl::InlinedVector<ResponseOutput, 4> parts;
-  for (const runtime::OutputTensor& output : outputs) {
+  absl::InlinedVector<const std::byte*, 4> sources(from.begin(), from.end());
+  std::vector<Classes> classes(targets_.empty() ? 0 : outputs.size());
+  targets_.resize(classes.size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const runtime::OutputTensor& output = outputs[i];
     const runtime::TensorSpec& spec = signature.outputs[output.index];
     parts.push_back({spec.name, NameOf(spec.dtype), output.shape, output.bytes});
+    if (targets_.empty()) continue;
+    absl::Status status = Redirect(targets_[i], output, parts.back(), sources[i], classes[i]);
+    if (!status.ok()) return status;
   }
   InferResponse response(signature.model, version->version(), id_, absl::MakeSpan(parts),
                          envelope_);
@@ -155,7 +247,9 @@ absl::Status InferTask::TakeOutputs(absl::Span<const std::byte* const> from) {
   if (!slice.ok()) return slice.status();
   response_slice_ = *std::move(slice);
   response.Write(reinterpret_cast<std::byte*>(const_cast<uint8_t*>(response_slice_.begin())));
-  for (size_t i = 0; i < parts.size(); ++i) std::memcpy(parts[i].data, from[i], parts[i].bytes);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].bytes > 0) std::memcpy(parts[i].data, sources[i], parts[i].bytes);
+  }
   return absl::OkStatus();
 }
 

@@ -15,7 +15,8 @@ using grpc::CallbackServerContext;
 using grpc::ServerUnaryReactor;
 
 // What clients may rely on; perf_analyzer acts on "statistics".
-constexpr const char* kExtensions[] = {"binary_tensor_data", "model_configuration", "statistics"};
+constexpr const char* kExtensions[] = {"binary_tensor_data", "classification",
+                                       "model_configuration", "statistics"};
 
 absl::Status NotOffered(Rpc rpc) {
   return absl::UnimplementedError(absl::StrCat(NameOf(rpc), " is not offered by this server"));
@@ -118,6 +119,7 @@ class InferenceService final : public Base {
     response->set_name("espalier");
     response->set_version(ESPALIER_VERSION);
     for (const char* extension : kExtensions) response->add_extensions(extension);
+    if (state_.shared_memory.allowed()) response->add_extensions("system_shared_memory");
     return absl::OkStatus();
   }
 
@@ -156,6 +158,31 @@ class InferenceService final : public Base {
       FillIndex(entry, response->add_models());
     }
     return absl::OkStatus();
+  }
+
+  absl::Status Handle(const inference::SystemSharedMemoryStatusRequest& request,
+                      inference::SystemSharedMemoryStatusResponse* response) {
+    auto regions = state_.shared_memory.List(request.name());
+    if (!regions.ok()) return regions.status();
+    for (const auto& region : *regions) {
+      auto& status = (*response->mutable_regions())[region->name()];
+      status.set_name(region->name());
+      status.set_key(region->key());
+      status.set_offset(region->offset());
+      status.set_byte_size(region->byte_size());
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Handle(const inference::SystemSharedMemoryRegisterRequest& request,
+                      inference::SystemSharedMemoryRegisterResponse*) {
+    return state_.shared_memory.Register(request.name(), request.key(), request.offset(),
+                                         request.byte_size());
+  }
+
+  absl::Status Handle(const inference::SystemSharedMemoryUnregisterRequest& request,
+                      inference::SystemSharedMemoryUnregisterResponse*) {
+    return state_.shared_memory.Unregister(request.name());
   }
 
   ServiceState& state_;

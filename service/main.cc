@@ -54,6 +54,11 @@ ABSL_FLAG(
     bool, accept_compressed, false,
     "Take requests packed with gzip or deflate. Off, because they are unpacked before their size "
     "is checked: a few megabytes can become gigabytes. Turn it on for clients that you trust.");
+ABSL_FLAG(
+    bool, allow_system_shared_memory, false,
+    "Let clients on this machine pass tensors in POSIX shared memory. Off, because whoever may "
+    "connect can then have the server read and overwrite any shared memory that its user may "
+    "open.");
 ABSL_FLAG(std::string, ready_file, "",
           "File that is written when all models are loaded: {\"grpc_port\": …, \"metrics_port\": "
           "…}. Empty writes none.");
@@ -130,6 +135,7 @@ absl::StatusOr<ServerOptions> ReadFlags() {
   options.max_message_bytes = absl::GetFlag(FLAGS_max_message_bytes);
   options.max_requests_in_flight = absl::GetFlag(FLAGS_max_requests_in_flight);
   options.max_request_bytes_in_flight = absl::GetFlag(FLAGS_max_request_bytes_in_flight);
+  options.allow_system_shared_memory = absl::GetFlag(FLAGS_allow_system_shared_memory);
   options.max_streams = absl::GetFlag(FLAGS_max_streams);
   options.max_queue_size = absl::GetFlag(FLAGS_max_queue_size);
   options.accept_compressed = absl::GetFlag(FLAGS_accept_compressed);
@@ -157,6 +163,7 @@ sigset_t BlockStopSignals() {
   sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);  // a file above RLIMIT_FSIZE is an error of its write
   return signals;
 }
 

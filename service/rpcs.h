@@ -16,18 +16,18 @@ namespace espalier::service {
   X(ModelMetadata)               \
   X(ModelConfig)                 \
   X(ModelStatistics)             \
-  X(RepositoryIndex)
+  X(RepositoryIndex)             \
+  X(SystemSharedMemoryStatus)    \
+  X(SystemSharedMemoryRegister)  \
+  X(SystemSharedMemoryUnregister)
 
-#define ESPALIER_REFUSED_RPCS(X)  \
-  X(RepositoryModelLoad)          \
-  X(RepositoryModelUnload)        \
-  X(SystemSharedMemoryStatus)     \
-  X(SystemSharedMemoryRegister)   \
-  X(SystemSharedMemoryUnregister) \
-  X(CudaSharedMemoryStatus)       \
-  X(CudaSharedMemoryRegister)     \
-  X(CudaSharedMemoryUnregister)   \
-  X(TraceSetting)                 \
+#define ESPALIER_REFUSED_RPCS(X) \
+  X(RepositoryModelLoad)         \
+  X(RepositoryModelUnload)       \
+  X(CudaSharedMemoryStatus)      \
+  X(CudaSharedMemoryRegister)    \
+  X(CudaSharedMemoryUnregister)  \
+  X(TraceSetting)                \
   X(LogSettings)
 
 #define ESPALIER_RPCS(X) \

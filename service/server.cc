@@ -145,7 +145,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   server->state_ = std::unique_ptr<ServiceState>(
       new ServiceState{*server->models_,
                        Telemetry({given.max_requests_in_flight, given.max_request_bytes_in_flight}),
-                       StreamRegistry({given.max_streams, given.max_stream_requests_in_flight})});
+                       StreamRegistry({given.max_streams, given.max_stream_requests_in_flight}),
+                       SharedMemoryRegions(given.allow_system_shared_memory)});
   // Metrics first: it is the cheaper one to undo.
   if (absl::Status status = server->ListenForMetrics(); !status.ok()) return status;
   if (absl::Status status = server->Listen(); !status.ok()) return status;

@@ -41,6 +41,7 @@ struct ServerOptions {
   int64_t max_request_bytes_in_flight = int64_t{4} << 30;  // 0: no limit
   int64_t max_streams = 1024;                              // open at once; 0: no limit
   int64_t max_stream_requests_in_flight = 256;             // per stream, which then waits
+  bool allow_system_shared_memory = false;                 // tensors in regions of clients
   int64_t max_queue_size = 0;      // waiting requests per model whose config sets none; 0: no limit
   bool accept_compressed = false;  // requests packed with gzip or deflate
   int64_t measure_budget_millis = 3000;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "engine/runtime/model_manager.h"
+#include "service/shared_memory.h"
 #include "service/stream_registry.h"
 #include "service/telemetry.h"
 
@@ -14,6 +15,7 @@ struct ServiceState {
   runtime::ModelManager& models;
   Telemetry telemetry;
   StreamRegistry streams;
+  SharedMemoryRegions shared_memory;
   std::atomic<bool> draining{false};
 
   // Every model that is loaded at start has been, and nobody asked the server to stop.

@@ -1,5 +1,6 @@
 #include "service/status.h"
 
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -14,7 +15,10 @@ constexpr size_t kMaxMessageBytes = 2048;
 
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
-  std::string message(status.message().substr(0, kMaxMessageBytes));
+  size_t kept = std::min(status.message().size(), kMaxMessageBytes);
+  // Not in the middle of a character: in a stream the message is a protobuf string.
+  while (kept < status.message().size() && (status.message()[kept] & 0xc0) == 0x80) --kept;
+  std::string message(status.message().substr(0, kept));
   if (message.size() < status.message().size()) message += "...";
   if (message.empty())
     message = absl::StrCat("failed with ", absl::StatusCodeToString(status.code()));

@@ -59,6 +59,8 @@ class FileModelLoader final : public ModelLoader {
       LogEvent(spdlog::level::warn, "config setting without effect",
                {{"model", job.model}, {"version", job.version}, {"setting", warning}});
     }
+    auto labels = ReadLabels(job.directory, *config);
+    if (!labels.ok()) return labels.status();
     planner::PrepareOptions options;
     options.max_batch_size = config->max_batch_size();
     options.weight_memory = settings->weight_memory;
@@ -68,7 +70,7 @@ class FileModelLoader final : public ModelLoader {
     options.measure_budget_millis = job.measure_budget_millis;
     auto model = planner::PreparedModel::Prepare(*std::move(graph), device_, options);
     if (!model.ok()) return model.status();
-    return LoadedModel{*std::move(config), *std::move(model)};
+    return LoadedModel{*std::move(config), *std::move(model), *std::move(labels)};
   }
 
  private:

@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 #include "engine/formats/model_config.h"
 #include "engine/planner/prepared_model.h"
+#include "engine/runtime/labels.h"
 
 namespace espalier::runtime {
 
@@ -21,6 +22,7 @@ struct LoadJob {
 struct LoadedModel {
   inference::ModelConfig config;  // complete
   std::unique_ptr<const planner::PreparedModel> model;
+  Labels labels;
 };
 
 // Thread-safe: several loads run at once, each on a loader thread, where blocking is fine.

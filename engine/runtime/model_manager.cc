@@ -205,10 +205,10 @@ void ModelManager::LoadVersion(LoadJob job) {
     auto loaded = loader_->Load(std::move(job));
     if (loaded.ok()) SetPlanParameters(*loaded->model, loaded->config);
     result = !loaded.ok() ? loaded.status()
-                          : ServedVersion::Create({name, number, std::move(loaded->config),
-                                                   std::move(loaded->model), latency,
-                                                   options_.default_max_pending,
-                                                   static_cast<double>(NowNanos() - began) * 1e-9});
+                          : ServedVersion::Create(
+                                {name, number, std::move(loaded->config), std::move(loaded->model),
+                                 std::move(loaded->labels), latency, options_.default_max_pending,
+                                 static_cast<double>(NowNanos() - began) * 1e-9});
   }
   Publish(name, number, std::move(result));
   EndWork();

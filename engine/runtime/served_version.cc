@@ -115,6 +115,11 @@ ServedVersion::~ServedVersion() {
   for (std::thread& thread : threads_) thread.join();
 }
 
+absl::Span<const std::string> ServedVersion::labels(int index) const {
+  const auto found = options_.labels.find(signature_.outputs[index].name);
+  return found == options_.labels.end() ? absl::Span<const std::string>() : found->second;
+}
+
 size_t ServedVersion::arena_bytes() const {
   size_t bytes = 0;
   for (const auto& instance : instances_) bytes += instance->state->arena_bytes();

@@ -21,6 +21,7 @@
 #include "engine/formats/model_config.h"
 #include "engine/planner/prepared_model.h"
 #include "engine/runtime/infer_request.h"
+#include "engine/runtime/labels.h"
 #include "engine/runtime/request_queue.h"
 #include "engine/runtime/signature.h"
 #include "engine/runtime/statistics.h"
@@ -34,6 +35,7 @@ class ServedVersion {
     int64_t version = 0;
     inference::ModelConfig config;  // complete
     std::unique_ptr<const planner::PreparedModel> model;
+    Labels labels;
     std::shared_ptr<ModelLatency> latency;  // shared by the versions of a model
     int64_t default_max_pending = 0;        // when the config sets no max_queue_size; 0: no limit
     double load_seconds = 0;                // reading, planning and preparing
@@ -61,6 +63,8 @@ class ServedVersion {
   // With the plan in its parameters, see plan_parameters.h.
   const inference::ModelConfig& config() const { return options_.config; }
   const planner::PreparedModel& model() const { return *options_.model; }
+  // Of the classes of output `index`; may be empty, or fewer than classes.
+  absl::Span<const std::string> labels(int index) const;
   const VersionStatistics& statistics() const { return statistics_; }
   int64_t pending() const { return queue_.pending(); }
   // The same by priority level, from the highest (1); one level 0 for a model without levels.

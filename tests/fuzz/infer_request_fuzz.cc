@@ -5,6 +5,7 @@
 
 #include "proto/inference/grpc_service.pb.h"
 #include "service/infer_decoder.h"
+#include "service/infer_encoder.h"
 #include "service/typed_contents.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/proto_mutator.h"
@@ -64,6 +65,38 @@ void CheckContents(const DecodedInput& input) {
           "elements have the size of their shape", input.datatype);
 }
 
+// What a stream answers to a request that it refuses, whatever its id is.
+void CheckStreamError(const std::string& id) {
+  inference::ModelStreamInferResponse answer;
+  Require(answer.ParseFromString(service::StreamError(id, "refused")) &&
+              answer.infer_response().id() == id,
+          "an error of a stream is a message with the id of its request", id);
+}
+
+int64_t Count(const inference::InferParameter& parameter) {
+  return parameter.has_int64_param() ? parameter.int64_param()
+                                     : static_cast<int64_t>(parameter.uint64_param());
+}
+
+// Without an error in any parameter, those of a tensor in shared memory are as protobuf has them.
+template <typename Tensor>
+void CheckRange(const service::SharedMemoryRange& range, const Tensor& tensor,
+                const DecodedRequest& ours, const std::string& text) {
+  if (!ours.parameter_error.empty()) return;
+  const auto& parameters = tensor.parameters();
+  const auto region = parameters.find("shared_memory_region");
+  const auto bytes = parameters.find("shared_memory_byte_size");
+  const auto offset = parameters.find("shared_memory_offset");
+  Require(range.offset >= 0 && range.region.empty() == (range.byte_size < 0),
+          "a range is whole or absent", text);
+  Require(range.region == (region == parameters.end() ? "" : region->second.string_param()),
+          "regions agree", text);
+  Require(range.byte_size == (bytes == parameters.end() ? -1 : Count(bytes->second)),
+          "sizes of regions agree", text);
+  Require(range.offset == (offset == parameters.end() ? 0 : Count(offset->second)), "offsets agree",
+          text);
+}
+
 void CheckAgreement(const DecodedRequest& ours, const ModelInferRequest& theirs) {
   const std::string text = theirs.DebugString();
   Require(ours.model_name == theirs.model_name() && ours.model_version == theirs.model_version() &&
@@ -81,6 +114,16 @@ void CheckAgreement(const DecodedRequest& ours, const ModelInferRequest& theirs)
                        input.shape().begin(), input.shape().end()),
             "shapes agree", text);
     Require(ours.inputs[i].has_contents == input.has_contents(), "contents agree", text);
+  }
+  for (size_t i = 0; i < ours.inputs.size(); ++i)
+    CheckRange(ours.inputs[i].shared_memory, theirs.inputs(static_cast<int>(i)), ours, text);
+  for (size_t i = 0; i < ours.outputs.size(); ++i) {
+    const auto& output = theirs.outputs(static_cast<int>(i));
+    CheckRange(ours.outputs[i].shared_memory, output, ours, text);
+    if (!ours.parameter_error.empty()) continue;
+    const auto found = output.parameters().find("classification");
+    const int64_t expected = found == output.parameters().end() ? 0 : Count(found->second);
+    Require(ours.outputs[i].classification == expected, "classification agrees", text);
   }
   for (size_t i = 0; i < ours.raw_inputs.size(); ++i) {
     Require(Join(ours.raw_inputs[i]) == theirs.raw_input_contents(static_cast<int>(i)),
@@ -117,6 +160,18 @@ std::vector<std::string> Seeds() {
   (*raw.mutable_parameters())["timeout"].set_int64_param(1000);
   (*raw.mutable_parameters())["triton_enable_empty_final_response"].set_bool_param(true);
   (*raw.mutable_outputs(0)->mutable_parameters())["classification"].set_int64_param(3);
+
+  ModelInferRequest shared = raw;
+  shared.clear_raw_input_contents();
+  shared.mutable_outputs(0)->clear_parameters();
+  const auto share = [](auto* tensor) {
+    auto& parameters = *tensor->mutable_parameters();
+    parameters["shared_memory_region"].set_string_param("region");
+    parameters["shared_memory_byte_size"].set_int64_param(16);
+    parameters["shared_memory_offset"].set_uint64_param(64);
+  };
+  share(shared.mutable_inputs(0));
+  share(shared.mutable_outputs(0));
 
   ModelInferRequest typed;
   typed.set_model_name("m");
@@ -156,13 +211,24 @@ std::vector<std::string> Seeds() {
       }
     }
   }
-  return {"", raw.SerializeAsString(), typed.SerializeAsString()};
+  return {"", raw.SerializeAsString(), typed.SerializeAsString(), shared.SerializeAsString()};
 }
 
 std::string MutateStructure(const std::string& input, std::mt19937_64& random) {
-  static const std::vector<std::string> kWords = {
-      "x",        "y",   "mnist", "FP32", "INT8", "BYTES", "timeout", "", "shared_memory_region",
-      "triton_x", "\xff"};
+  static const std::vector<std::string> kWords = {"x",
+                                                  "y",
+                                                  "mnist",
+                                                  "FP32",
+                                                  "INT8",
+                                                  "BYTES",
+                                                  "timeout",
+                                                  "",
+                                                  "shared_memory_region",
+                                                  "shared_memory_byte_size",
+                                                  "shared_memory_offset",
+                                                  "classification",
+                                                  "triton_x",
+                                                  "\xff"};
   ModelInferRequest request;
   google::protobuf::LogSilencer silence;
   if (!request.ParseFromString(input)) return input;
@@ -182,6 +248,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   inference::ModelInferRequest parsed;
   const bool valid = parsed.ParseFromArray(data, static_cast<int>(size));
   if (status.ok()) {
+    fuzz::CheckStreamError(decoded.id);
     for (const service::DecodedInput& input : decoded.inputs) fuzz::CheckContents(input);
     if (valid) fuzz::CheckAgreement(decoded, parsed);
   } else {

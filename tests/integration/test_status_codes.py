@@ -53,10 +53,14 @@ def shaped(*shape: int, values: int | None = None) -> service_pb2.ModelInferRequ
     return edited(edit)
 
 
-def with_input_parameter(key: str, value) -> service_pb2.ModelInferRequest:
+def shared(**parameters: str | int) -> service_pb2.ModelInferRequest:
+    """A request whose input lies in shared memory."""
+
     def edit(made):
-        field = "string_param" if isinstance(value, str) else "int64_param"
-        setattr(made.inputs[0].parameters[key], field, value)
+        del made.raw_input_contents[:]
+        for key, value in parameters.items():
+            field = "string_param" if isinstance(value, str) else "int64_param"
+            setattr(made.inputs[0].parameters[f"shared_memory_{key}"], field, value)
 
     return edited(edit)
 
@@ -168,20 +172,25 @@ REFUSED = {
         Code.INVALID_ARGUMENT,
         "triton_something",
     ),
-    "shared memory input": (
-        with_input_parameter("shared_memory_region", "r"),
+    "shared memory that is not allowed": (
+        shared(region="r", byte_size=3136),
         Code.UNIMPLEMENTED,
-        "shared memory",
+        "--allow_system_shared_memory",
     ),
-    "shared memory output": (
+    "shared memory without a size": (
+        shared(region="r"),
+        Code.INVALID_ARGUMENT,
+        "needs 'shared_memory_byte_size'",
+    ),
+    "shared memory without a region": (
         with_output_parameter("shared_memory_byte_size", 40),
-        Code.UNIMPLEMENTED,
-        "shared memory",
+        Code.INVALID_ARGUMENT,
+        "needs 'shared_memory_region'",
     ),
-    "classification": (
-        with_output_parameter("classification", 3),
-        Code.UNIMPLEMENTED,
-        "classification",
+    "no classes": (
+        with_output_parameter("classification", 0),
+        Code.INVALID_ARGUMENT,
+        "'classification': expected int64_param of at least 1, got int64_param 0",
     ),
 }
 
@@ -269,9 +278,6 @@ def test_repository_name_is_unimplemented(stub):
     [
         "RepositoryModelLoad",
         "RepositoryModelUnload",
-        "SystemSharedMemoryStatus",
-        "SystemSharedMemoryRegister",
-        "SystemSharedMemoryUnregister",
         "CudaSharedMemoryStatus",
         "CudaSharedMemoryRegister",
         "CudaSharedMemoryUnregister",

@@ -164,7 +164,6 @@ def test_what_is_not_offered_says_so(client):
     for call in (
         lambda: client.load_model(NAME),
         lambda: client.unload_model(NAME),
-        client.get_system_shared_memory_status,
         client.get_cuda_shared_memory_status,
         client.get_trace_settings,
         client.get_log_settings,

@@ -261,16 +261,28 @@ TEST(InferDecoderTest, ParametersThatMatterAreNoticed) {
   (*request.mutable_parameters())["triton_enable_empty_final_response"].set_bool_param(true);
   (*request.mutable_parameters())["anything"].set_double_param(1);
   auto* input = request.add_inputs();
-  (*input->mutable_parameters())["shared_memory_region"].set_string_param("r");
+  auto& at = *input->mutable_parameters();
+  at["shared_memory_region"].set_string_param("r");
+  at["shared_memory_offset"].set_int64_param(64);
+  at["shared_memory_byte_size"].set_uint64_param(128);
   auto* output = request.add_outputs();
   (*output->mutable_parameters())["classification"].set_int64_param(3);
-  (*request.add_outputs()->mutable_parameters())["shared_memory_region"].set_string_param("r");
+  auto& to = *request.add_outputs()->mutable_parameters();
+  to["shared_memory_region"].set_string_param("s");
+  to["shared_memory_byte_size"].set_int64_param(0);
+  to["anything"].set_bool_param(true);
   DecodedRequest decoded;
   ASSERT_TRUE(Decode(request.SerializeAsString(), &decoded).ok());
   EXPECT_EQ(decoded.parameter_error, "");
-  EXPECT_TRUE(decoded.inputs[0].in_shared_memory);
-  EXPECT_TRUE(decoded.outputs[0].wants_classification);
-  EXPECT_TRUE(decoded.outputs[1].in_shared_memory);
+  EXPECT_EQ(decoded.inputs[0].shared_memory.region, "r");
+  EXPECT_EQ(decoded.inputs[0].shared_memory.offset, 64);
+  EXPECT_EQ(decoded.inputs[0].shared_memory.byte_size, 128);
+  EXPECT_EQ(decoded.outputs[0].classification, 3);
+  EXPECT_EQ(decoded.outputs[0].shared_memory.region, "");
+  EXPECT_EQ(decoded.outputs[1].classification, 0);
+  EXPECT_EQ(decoded.outputs[1].shared_memory.region, "s");
+  EXPECT_EQ(decoded.outputs[1].shared_memory.offset, 0);
+  EXPECT_EQ(decoded.outputs[1].shared_memory.byte_size, 0);
   (*request.mutable_parameters())["triton_secret"].set_bool_param(true);
   decoded = {};
   ASSERT_TRUE(Decode(request.SerializeAsString(), &decoded).ok());
@@ -305,6 +317,67 @@ TEST(InferDecoderTest, KnownParametersOfTheWrongKindOrSignAreRefused) {
   EXPECT_EQ(error_of("sequence_id", text), "");
   EXPECT_EQ(error_of("sequence_end", flag), "");
   EXPECT_EQ(error_of("mine", minus_one), "");
+}
+
+TEST(InferDecoderTest, ParametersOfTensorsThatCannotBeMeantAreRefusedByName) {
+  using Parameters = google::protobuf::Map<std::string, inference::InferParameter>;
+  const auto error_of = [](auto set, bool of_output) {
+    inference::ModelInferRequest request;
+    if (of_output) {
+      request.add_outputs()->set_name("t");
+      set(*request.mutable_outputs(0)->mutable_parameters());
+    } else {
+      request.add_inputs()->set_name("t");
+      set(*request.mutable_inputs(0)->mutable_parameters());
+    }
+    DecodedRequest decoded;
+    EXPECT_TRUE(Decode(request.SerializeAsString(), &decoded).ok());
+    return decoded.parameter_error;
+  };
+  for (const bool of_output : {false, true}) {
+    const std::string where = of_output ? "output 't': " : "input 't': ";
+    const auto with = [&](auto set) {
+      return error_of(
+          [&](Parameters& p) {
+            p["shared_memory_region"].set_string_param("r");
+            p["shared_memory_byte_size"].set_int64_param(8);
+            set(p);
+          },
+          of_output);
+    };
+    EXPECT_EQ(with([](Parameters&) {}), "");
+    EXPECT_EQ(with([](Parameters& p) { p["shared_memory_region"].set_int64_param(1); }),
+              where +
+                  "parameter 'shared_memory_region': expected string_param with the name of a "
+                  "region, got int64_param 1");
+    EXPECT_THAT(with([](Parameters& p) { p["shared_memory_region"].set_string_param(""); }),
+                HasSubstr("got string_param ''"));
+    EXPECT_EQ(with([](Parameters& p) { p["shared_memory_offset"].set_int64_param(-1); }),
+              where +
+                  "parameter 'shared_memory_offset': expected int64_param of at least 0, got "
+                  "int64_param -1");
+    EXPECT_THAT(with([](Parameters& p) { p["shared_memory_offset"].set_uint64_param(~0ull); }),
+                HasSubstr("got uint64_param -1"));
+    EXPECT_THAT(with([](Parameters& p) { p["shared_memory_byte_size"].set_string_param("8"); }),
+                HasSubstr("expected int64_param of at least 0, got string_param '8'"));
+    EXPECT_EQ(with([](Parameters& p) { p.erase("shared_memory_byte_size"); }),
+              where + "parameter 'shared_memory_region' needs 'shared_memory_byte_size'");
+    EXPECT_EQ(with([](Parameters& p) { p.erase("shared_memory_region"); }),
+              where + "parameter 'shared_memory_byte_size' needs 'shared_memory_region'");
+  }
+  EXPECT_EQ(error_of([](Parameters& p) { p["classification"].set_int64_param(0); }, true),
+            "output 't': parameter 'classification': expected int64_param of at least 1, got "
+            "int64_param 0");
+  EXPECT_THAT(error_of([](Parameters& p) { p["classification"].set_string_param("x"); }, true),
+              HasSubstr("got string_param 'x'"));
+  EXPECT_EQ(error_of(
+                [](Parameters& p) {
+                  p["classification"].set_int64_param(1);
+                  p["shared_memory_region"].set_string_param("r");
+                  p["shared_memory_byte_size"].set_int64_param(8);
+                },
+                true),
+            "output 't': parameter 'classification' cannot be joined with shared memory");
 }
 
 }  // namespace

@@ -64,6 +64,31 @@ TEST(InferEncoderTest, AStreamsResponseIsTheSameOneWithTheFinalMark) {
   EXPECT_TRUE(parsed.infer_response().parameters().at("triton_final_response").bool_param());
 }
 
+TEST(InferEncoderTest, AnOutputInSharedMemorySaysWhereAndHasAnEmptyPlace) {
+  const std::vector<int64_t> shape = {1, 100};
+  const SharedMemoryRange at_start{"results", 0, 400}, behind{std::string(200, 'r'), 1 << 20, 400};
+  std::vector<ResponseOutput> outputs = {{"a", "FP32", shape, 0, &at_start},
+                                         {"b", "FP32", shape, 4},
+                                         {"c", "FP32", shape, 0, &behind}};
+  InferResponse response("model", 3, "", absl::MakeSpan(outputs), Envelope::kUnary);
+  std::string bytes(response.bytes(), '\xee');
+  response.Write(reinterpret_cast<std::byte*>(bytes.data()));
+  std::memset(outputs[1].data, 'b', 4);
+  inference::ModelInferResponse parsed;
+  ASSERT_TRUE(parsed.ParseFromString(bytes));
+  ASSERT_EQ(parsed.raw_output_contents_size(), 3);
+  EXPECT_EQ(parsed.raw_output_contents(0), "");
+  EXPECT_EQ(parsed.raw_output_contents(1), "bbbb");
+  EXPECT_EQ(parsed.raw_output_contents(2), "");
+  EXPECT_EQ(parsed.outputs(0).parameters_size(), 2);
+  EXPECT_EQ(parsed.outputs(0).parameters().at("shared_memory_region").string_param(), "results");
+  EXPECT_EQ(parsed.outputs(0).parameters().at("shared_memory_byte_size").int64_param(), 400);
+  EXPECT_EQ(parsed.outputs(1).parameters_size(), 0);
+  EXPECT_EQ(parsed.outputs(2).parameters().at("shared_memory_region").string_param(),
+            std::string(200, 'r'));
+  EXPECT_EQ(parsed.outputs(2).parameters().at("shared_memory_offset").int64_param(), 1 << 20);
+}
+
 TEST(InferEncoderTest, AStreamsErrorNamesItsRequest) {
   for (const std::string& id : {std::string(), std::string(300, 'i')}) {
     inference::ModelStreamInferResponse parsed;

@@ -192,18 +192,41 @@ TEST_F(ModelInferTest, DataInTheWrongFormOrSizeIsInvalid) {
   ExpectRefused(request, grpc::INVALID_ARGUMENT, "no typed form");
 }
 
-TEST_F(ModelInferTest, ExtensionsThatAreNotOfferedAreUnimplementedWithText) {
+TEST_F(ModelInferTest, SharedMemoryIsUnimplementedWithTheFlagsNameUnlessItIsAllowed) {
   StartServer();
+  const auto share = [](auto* tensor) {
+    (*tensor->mutable_parameters())["shared_memory_region"].set_string_param("r");
+    (*tensor->mutable_parameters())["shared_memory_byte_size"].set_int64_param(16);
+  };
   ModelInferRequest request = RawRequest();
-  (*request.add_outputs()->mutable_parameters())["classification"].set_int64_param(3);
-  request.mutable_outputs(0)->set_name("y");
-  ExpectRefused(request, grpc::UNIMPLEMENTED, "classification");
+  request.clear_raw_input_contents();
+  share(request.mutable_inputs(0));
+  ExpectRefused(request, grpc::UNIMPLEMENTED, "--allow_system_shared_memory");
   request = RawRequest();
-  (*request.mutable_inputs(0)->mutable_parameters())["shared_memory_region"].set_string_param("r");
-  ExpectRefused(request, grpc::UNIMPLEMENTED, "shared memory");
-  request = RawRequest();
-  (*request.add_outputs()->mutable_parameters())["shared_memory_region"].set_string_param("r");
-  ExpectRefused(request, grpc::UNIMPLEMENTED, "shared memory");
+  request.add_outputs()->set_name("y");
+  share(request.mutable_outputs(0));
+  ExpectRefused(request, grpc::UNIMPLEMENTED, "--allow_system_shared_memory");
+}
+
+TEST_F(ModelInferTest, TheBestClassesComeInPlaceOfTheNumbers) {
+  loader_->labels["m"]["y"] = {"zero", "one", "two"};
+  StartServer();
+  ModelInferRequest request = RawRequest(2);
+  auto* output = request.add_outputs();
+  output->set_name("y");
+  (*output->mutable_parameters())["classification"].set_int64_param(2);
+  ModelInferResponse response;
+  const grpc::Status status = Infer(request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.outputs(0).datatype(), "BYTES");
+  EXPECT_THAT(response.outputs(0).shape(), ElementsAre(2, 2));
+  std::string expected;
+  for (const std::string& element :
+       {"6.000000:3", "4.000000:2:two", "14.000000:3", "12.000000:2:two"}) {
+    const uint32_t length = static_cast<uint32_t>(element.size());
+    expected.append(reinterpret_cast<const char*>(&length), 4).append(element);
+  }
+  EXPECT_EQ(response.raw_output_contents(0), expected);
 }
 
 TEST_F(ModelInferTest, MalformedBytesAreInvalid) {

@@ -113,6 +113,20 @@ TEST_F(ModelStreamInferTest, ARequestThatFailsIsAnsweredInItsMessageAndTheStream
   EXPECT_EQ(Failures(), 1u);
 }
 
+TEST_F(ModelStreamInferTest, ALongErrorIsCutBetweenCharacters) {
+  StartServer();
+  for (const char* start : {"", "x"}) {
+    std::string message = start;
+    for (int i = 0; i < 2000; ++i) message += "é";
+    control_->run_status = absl::InternalError(message);
+    const auto stream = Open();
+    ASSERT_TRUE(stream->Write(WithId("1")));
+    EXPECT_THAT(Next(*stream).error_message(), ::testing::EndsWith("éé..."));
+    stream->WritesDone();
+    EXPECT_TRUE(stream->Finish().ok());
+  }
+}
+
 TEST_F(ModelStreamInferTest, AMessageThatIsNoRequestIsAnsweredInItsMessage) {
   StartServer();
   grpc::ClientContext context;

@@ -137,6 +137,7 @@ class FakeLoader final : public runtime::ModelLoader {
  public:
   std::map<std::string, FakeModelOptions> models;
   std::map<std::string, inference::ModelConfig> configs;
+  std::map<std::string, runtime::Labels> labels;
 
   absl::StatusOr<inference::ModelConfig> ReadConfig(const std::string& directory) override {
     const std::string name = std::filesystem::path(directory).filename();
@@ -155,7 +156,9 @@ class FakeLoader final : public runtime::ModelLoader {
     job.config.set_name(job.model);
     job.config.set_platform("espalier");
     job.config.set_max_batch_size(static_cast<int>(found->second.max_batch_size));
-    return runtime::LoadedModel{std::move(job.config), std::make_unique<FakeModel>(found->second)};
+    const auto labelled = labels.find(job.model);
+    return runtime::LoadedModel{std::move(job.config), std::make_unique<FakeModel>(found->second),
+                                labelled == labels.end() ? runtime::Labels() : labelled->second};
   }
 };
 
