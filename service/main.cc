@@ -128,6 +128,7 @@ absl::StatusOr<ServerOptions> ReadFlags() {
   options.model_repositories = absl::GetFlag(FLAGS_model_repository);
   options.address = absl::GetFlag(FLAGS_address);
   options.metrics_address = absl::GetFlag(FLAGS_metrics_address);
+  options.commit = ESPALIER_COMMIT;
   options.state_dir = absl::GetFlag(FLAGS_state_dir);
   options.ready_file = absl::GetFlag(FLAGS_ready_file);
   options.threads = absl::GetFlag(FLAGS_threads);

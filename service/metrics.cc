@@ -1,74 +1,30 @@
 #include "service/metrics.h"
 
-#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "prometheus/client_metric.h"
 #include "prometheus/metric_family.h"
+#include "service/metric_family.h"
+#include "service/process_usage.h"
 #include "service/status.h"
 
 namespace espalier::service {
 namespace {
 
-using prometheus::ClientMetric;
 using prometheus::MetricFamily;
 using prometheus::MetricType;
-using Labels = std::vector<ClientMetric::Label>;
-
-// A family under construction; one without series is left out.
-class Family {
- public:
-  Family(const char* name, const char* help, MetricType type) {
-    family_.name = name;
-    family_.help = help;
-    family_.type = type;
-  }
-
-  void Add(Labels labels, double value) {
-    ClientMetric metric;
-    metric.label = std::move(labels);
-    (family_.type == MetricType::Counter ? metric.counter.value : metric.gauge.value) = value;
-    family_.metric.push_back(std::move(metric));
-  }
-
-  void Add(Labels labels, const runtime::LatencyHistogram& histogram) {
-    const auto snapshot = histogram.Read();
-    ClientMetric metric;
-    metric.label = std::move(labels);
-    metric.histogram.sample_count = snapshot.count;
-    metric.histogram.sample_sum = static_cast<double>(snapshot.nanos) * 1e-9;
-    uint64_t cumulative = 0;
-    const auto bounds = runtime::LatencyHistogram::Bounds();
-    for (size_t i = 0; i < bounds.size(); ++i) {
-      cumulative += snapshot.buckets[i];
-      metric.histogram.bucket.push_back({cumulative, static_cast<double>(bounds[i]) * 1e-9});
-    }
-    metric.histogram.bucket.push_back({snapshot.count, std::numeric_limits<double>::infinity()});
-    family_.metric.push_back(std::move(metric));
-  }
-
-  void MoveTo(std::vector<MetricFamily>& families) {
-    if (!family_.metric.empty()) families.push_back(std::move(family_));
-  }
-
- private:
-  MetricFamily family_;
-};
-
-double Value(const std::atomic<uint64_t>& counter) {
-  return static_cast<double>(counter.load(std::memory_order_relaxed));
-}
 
 class Collector final : public prometheus::Collectable {
  public:
-  explicit Collector(const ServiceState& state) : state_(state) {}
+  Collector(const ServiceState& state, std::string commit)
+      : state_(state), commit_(std::move(commit)) {}
 
   std::vector<MetricFamily> Collect() const override {
     std::vector<MetricFamily> families;
     CollectServer(families);
+    CollectProcess(families);
     CollectRpcs(families);
     CollectVersions(families);
     CollectLatencies(families);
@@ -76,25 +32,58 @@ class Collector final : public prometheus::Collectable {
   }
 
  private:
+  static void AddOne(std::vector<MetricFamily>& families, const char* name, const char* help,
+                     MetricType type, double value, Labels labels = {}) {
+    Family family(name, help, type);
+    family.Add(std::move(labels), value);
+    family.MoveTo(families);
+  }
+
   void CollectServer(std::vector<MetricFamily>& families) const {
-    const auto add = [&](const char* name, const char* help, MetricType type, double value,
-                         Labels labels = {}) {
-      Family family(name, help, type);
-      family.Add(std::move(labels), value);
-      family.MoveTo(families);
+    const auto gauge = [&](const char* name, const char* help, int64_t value) {
+      AddOne(families, name, help, MetricType::Gauge, static_cast<double>(value));
     };
     const InFlight& in_flight = state_.telemetry.in_flight;
-    add("espalier_build_info", "Version of the server", MetricType::Gauge, 1,
-        {{"version", ESPALIER_VERSION}});
-    add("espalier_ready", "1 when the server takes requests", MetricType::Gauge,
-        state_.ready() ? 1 : 0);
-    add("espalier_requests_in_flight", "ModelInfer requests between message and answer",
-        MetricType::Gauge, static_cast<double>(in_flight.requests()));
-    add("espalier_request_bytes_in_flight", "Bytes of their messages", MetricType::Gauge,
-        static_cast<double>(in_flight.bytes()));
-    add("espalier_model_load_failures_total",
-        "Loads that failed, see the repository index for reasons", MetricType::Counter,
-        static_cast<double>(state_.models.failed_loads()));
+    AddOne(families, "espalier_build_info", "Version of the server", MetricType::Gauge, 1,
+           {{"version", ESPALIER_VERSION}, {"commit", commit_}});
+    gauge("espalier_ready", "1 when the server takes requests", state_.ready() ? 1 : 0);
+    gauge("espalier_requests_in_flight", "ModelInfer requests between message and answer",
+          in_flight.requests());
+    gauge("espalier_requests_in_flight_limit", "As many are let in; 0: no limit",
+          in_flight.limits().max_requests);
+    gauge("espalier_request_bytes_in_flight", "Bytes of their messages", in_flight.bytes());
+    gauge("espalier_request_bytes_in_flight_limit", "As many are let in; 0: no limit",
+          in_flight.limits().max_bytes);
+    Family refused("espalier_requests_refused_total",
+                   "ModelInfer requests turned away by a limit on what is in flight",
+                   MetricType::Counter);
+    refused.Add({{"reason", "requests_in_flight"}}, Value(in_flight.refused_for_requests()));
+    refused.Add({{"reason", "bytes_in_flight"}}, Value(in_flight.refused_for_bytes()));
+    refused.MoveTo(families);
+    AddOne(families, "espalier_model_load_failures_total",
+           "Loads that failed, see the repository index for reasons", MetricType::Counter,
+           static_cast<double>(state_.models.failed_loads()));
+  }
+
+  // Under the names that every Prometheus client library gives them.
+  static void CollectProcess(std::vector<MetricFamily>& families) {
+    const std::optional<ProcessUsage> usage = ReadProcessUsage();
+    if (!usage) return;
+    const auto gauge = [&](const char* name, const char* help, double value) {
+      AddOne(families, name, help, MetricType::Gauge, value);
+    };
+    AddOne(families, "process_cpu_seconds_total", "User and system time", MetricType::Counter,
+           usage->cpu_seconds);
+    gauge("process_resident_memory_bytes", "Resident memory",
+          static_cast<double>(usage->resident_bytes));
+    gauge("process_virtual_memory_bytes", "Virtual memory",
+          static_cast<double>(usage->virtual_bytes));
+    gauge("process_start_time_seconds", "Start, since the epoch", usage->start_seconds);
+    gauge("process_threads", "Threads", static_cast<double>(usage->threads));
+    gauge("process_open_fds", "Open file descriptors", static_cast<double>(usage->open_files));
+    if (usage->max_files > 0) {
+      gauge("process_max_fds", "As many may be open", static_cast<double>(usage->max_files));
+    }
   }
 
   void CollectRpcs(std::vector<MetricFamily>& families) const {
@@ -121,6 +110,9 @@ class Collector final : public prometheus::Collectable {
     Family inferences("espalier_inferences_total", "Items inferred: a request of batch 8 counts 8",
                       MetricType::Counter);
     Family executions("espalier_executions_total", "Runs of the model", MetricType::Counter);
+    Family failures("espalier_request_failures_total",
+                    "Requests that reached the model and failed, by reason", MetricType::Counter);
+    Family batches("espalier_batch_size", "Items in a run of the model", MetricType::Histogram);
     Family pending("espalier_queue_pending", "Requests that wait to be executed",
                    MetricType::Gauge);
     Family resident("espalier_model_resident_weight_bytes", "Weights in memory, in their layouts",
@@ -138,10 +130,13 @@ class Collector final : public prometheus::Collectable {
       for (size_t code = 0; code < statistics.by_code.size(); ++code) {
         const double value = Value(statistics.by_code[code]);
         if (value == 0 && code != 0) continue;  // OK is always there: a rate needs its zero
-        Labels with_code = labels;
-        with_code.push_back({"code", CodeName(static_cast<int>(code))});
-        requests.Add(std::move(with_code), value);
+        requests.Add(With(labels, "code", CodeName(static_cast<int>(code))), value);
       }
+      for (int reason = 0; reason < runtime::kFailureReasons; ++reason) {
+        failures.Add(With(labels, "reason", runtime::kFailureReasonNames[reason]),
+                     Value(statistics.by_reason[reason]));
+      }
+      batches.Add(labels, statistics.by_batch_size());
       inferences.Add(labels, Value(statistics.inferences));
       executions.Add(labels, Value(statistics.executions));
       pending.Add(labels, static_cast<double>(version->pending()));
@@ -150,8 +145,8 @@ class Collector final : public prometheus::Collectable {
       arena.Add(labels, static_cast<double>(version->arena_bytes()));
       load.Add(labels, version->load_seconds());
     }
-    for (Family* family :
-         {&requests, &inferences, &executions, &pending, &resident, &dense, &arena, &load}) {
+    for (Family* family : {&requests, &failures, &inferences, &executions, &batches, &pending,
+                           &resident, &dense, &arena, &load}) {
       family->MoveTo(families);
     }
   }
@@ -172,12 +167,14 @@ class Collector final : public prometheus::Collectable {
   }
 
   const ServiceState& state_;
+  const std::string commit_;
 };
 
 }  // namespace
 
-std::shared_ptr<prometheus::Collectable> MakeMetricsCollector(const ServiceState& state) {
-  return std::make_shared<Collector>(state);
+std::shared_ptr<prometheus::Collectable> MakeMetricsCollector(const ServiceState& state,
+                                                              std::string commit) {
+  return std::make_shared<Collector>(state, std::move(commit));
 }
 
 }  // namespace espalier::service

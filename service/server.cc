@@ -194,8 +194,10 @@ absl::Status Server::ListenForMetrics() {
     return CannotListen("metrics", options_.metrics_address, "metrics_address");
   }
   metrics_port_ = exposer_->GetListeningPorts().front();
-  collector_ = MakeMetricsCollector(*state_);
+  collector_ = MakeMetricsCollector(*state_, options_.commit);
   exposer_->RegisterCollectable(collector_);
+  triton_collector_ = MakeTritonMetricsCollector(*state_);
+  exposer_->RegisterCollectable(triton_collector_, "/metrics/triton");
   return absl::OkStatus();
 }
 

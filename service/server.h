@@ -45,6 +45,7 @@ struct ServerOptions {
   int64_t max_queue_size = 0;      // waiting requests per model whose config sets none; 0: no limit
   bool accept_compressed = false;  // requests packed with gzip or deflate
   int64_t measure_budget_millis = 3000;
+  std::string commit = "unknown";  // of the build, for espalier_build_info
 };
 
 class Server {
@@ -85,7 +86,7 @@ class Server {
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<grpc::CallbackGenericService> unknown_methods_;
   std::unique_ptr<grpc::Server> grpc_;
-  std::shared_ptr<prometheus::Collectable> collector_;
+  std::shared_ptr<prometheus::Collectable> collector_, triton_collector_;
   std::unique_ptr<prometheus::Exposer> exposer_;
   int port_ = 0;
   int metrics_port_ = 0;

@@ -11,6 +11,7 @@ absl::Status InFlight::Enter(int64_t bytes) {
   const bool too_large = limits_.max_bytes > 0 && requests > 1 && total > limits_.max_bytes;
   if (!too_many && !too_large) return absl::OkStatus();
   Leave(bytes);
+  (too_many ? refused_for_requests_ : refused_for_bytes_).fetch_add(1, std::memory_order_relaxed);
   return absl::UnavailableError(
       too_many ? absl::StrCat("server is busy: ", requests - 1, " requests in flight, at most ",
                               limits_.max_requests, " may be")

@@ -32,11 +32,16 @@ class InFlight {
 
   int64_t requests() const { return requests_.load(std::memory_order_relaxed); }
   int64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
+  const InFlightLimits& limits() const { return limits_; }
+  // How often Enter refused, because of the number of requests and of their bytes.
+  const std::atomic<uint64_t>& refused_for_requests() const { return refused_for_requests_; }
+  const std::atomic<uint64_t>& refused_for_bytes() const { return refused_for_bytes_; }
 
  private:
   const InFlightLimits limits_;
   std::atomic<int64_t> requests_{0};
   std::atomic<int64_t> bytes_{0};
+  std::atomic<uint64_t> refused_for_requests_{0}, refused_for_bytes_{0};
 };
 
 struct RpcCounters {

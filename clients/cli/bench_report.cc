@@ -142,6 +142,7 @@ void WriteLevel(const BenchLevel& level, JsonWriter& json) {
   } else {
     json.Key("concurrency").Int(options.concurrency);
   }
+  json.Key("channels").Int(options.channels);
   json.Key("seconds").Number(result.seconds).Key("warmup_seconds").Number(options.warmup_seconds);
   json.Key("requests_per_second").Number(result.throughput());
   json.Key("client_cpus").Number(result.client_cpus);
@@ -179,7 +180,7 @@ void WriteLevel(const BenchLevel& level, JsonWriter& json) {
 }  // namespace
 
 std::string BenchText(const BenchReport& report) {
-  const bench::LoadOptions& options = report.levels.front().options;
+  const bench::LoadOptions& options = report.levels.back().options;  // with most connections
   std::string text = StrCat(
       report.model, report.version.empty() ? "" : " version ", report.version, " at ", report.url,
       report.server_name.empty()
@@ -205,8 +206,8 @@ std::string BenchJson(const BenchReport& report) {
   json.Key("layouts").String(report.layouts).Key("inputs").String(report.inputs);
   json.Key("batch").Int(report.batch).Key("distinct_requests").Uint(report.distinct_requests);
   const bench::LoadOptions& options = report.levels.front().options;
-  json.Key("streaming").Bool(options.streaming).Key("channels").Int(options.channels);
-  json.Key("threads").Int(options.threads).Key("levels").BeginArray();
+  json.Key("streaming").Bool(options.streaming).Key("threads").Int(options.threads);
+  json.Key("levels").BeginArray();
   for (const BenchLevel& level : report.levels) WriteLevel(level, json);
   return json.EndArray().EndObject().text() + "\n";
 }
