@@ -13,14 +13,14 @@ class InferCall final : public grpc::ServerUnaryReactor, public InferTask {
   // Deletes itself when gRPC is done with it. `response` lives until then.
   InferCall(ServiceState& state, grpc::CallbackServerContext& context, grpc::ByteBuffer& response);
 
-  void Answer(absl::Status status) override;
-
  private:
   ~InferCall() override = default;
+  void Deliver(absl::Status status) override;
   void OnCancel() override { Cancel(); }
   void OnDone() override { delete this; }
 
   RpcScope scope_;
+  grpc::CallbackServerContext& context_;
   grpc::ByteBuffer& response_;
 };
 

@@ -14,7 +14,12 @@ class StreamTask final : public InferTask {
     deadline_nanos = stream_->deadline_nanos();
   }
 
-  void Answer(absl::Status status) override {
+  const grpc::ByteBuffer& answer() const { return answer_; }
+
+  size_t slot = 0;  // where the stream keeps it
+
+ private:
+  void Deliver(absl::Status status) override {
     if (status.ok()) {
       answer_ = Response();
     } else {
@@ -24,11 +29,6 @@ class StreamTask final : public InferTask {
     stream_->Answered(*this, status);
   }
 
-  const grpc::ByteBuffer& answer() const { return answer_; }
-
-  size_t slot = 0;  // where the stream keeps it
-
- private:
   const std::shared_ptr<InferStream> stream_;
   grpc::ByteBuffer answer_;
 };

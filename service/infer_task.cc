@@ -10,6 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/runtime/model_manager.h"
+#include "engine/runtime/overload.h"
+#include "service/status.h"
 #include "service/typed_contents.h"
 
 namespace espalier::service {
@@ -33,6 +35,27 @@ absl::StatusOr<grpc::Slice> AllocateSlice(size_t bytes) {
   if (memory == nullptr)
     return absl::ResourceExhaustedError(StrCat("no memory for a response of ", bytes, " bytes"));
   return grpc::Slice(memory, bytes, std::free);
+}
+
+// How long until what waits for the model will have run, as far as its past tells.
+int64_t RetryAfterMillis(const runtime::ServedVersion* version) {
+  constexpr int64_t kUnknown = 100, kLeast = 10, kMost = 60'000;
+  if (version == nullptr) return kUnknown;
+  const runtime::VersionStatistics& past = version->statistics();
+  const uint64_t executions = past.executions.load(std::memory_order_relaxed);
+  const uint64_t requests = past.success.count.load(std::memory_order_relaxed);
+  if (executions == 0 || requests == 0) return kUnknown;
+  uint64_t nanos = 0;
+  for (int phase = static_cast<int>(runtime::Phase::kComputeInput); phase < runtime::kPhases;
+       ++phase) {
+    nanos += past.phases[phase].nanos.load(std::memory_order_relaxed);
+  }
+  // The requests of a batch each count its whole time.
+  const double execution_millis = static_cast<double>(nanos) * 1e-6 / static_cast<double>(requests);
+  const double waiting_executions = static_cast<double>(version->pending()) *
+                                    static_cast<double>(executions) / static_cast<double>(requests);
+  const double millis = waiting_executions * execution_millis / version->instances();
+  return std::clamp(static_cast<int64_t>(std::min(millis, 1e9)), kLeast, kMost);
 }
 
 }  // namespace
@@ -70,12 +93,47 @@ void InferTask::Begin(const grpc::ByteBuffer& message) {
   if (!found.ok()) return Answer(found.status());
   const runtime::VersionHandle model = *std::move(found);  // held until Submit has returned
   version = model;
+  model_name_ = std::move(request.model_name);
+  if (const uint64_t traced = state_.tracer.Sample(model_name_); traced != 0)
+    trace_ = std::make_unique<Trace>(Trace{traced, model->version(), runtime::NowNanos()});
   timeout_micros = request.timeout_micros;
   if (!request.parameter_error.empty()) status = InvalidArgumentError(request.parameter_error);
   if (status.ok()) status = TakeInputs(request);
   if (status.ok()) status = TakeRequestedOutputs(request);
   if (!status.ok()) return model->Refuse(this, std::move(status));
   model->Submit(this);
+}
+
+void InferTask::Answer(absl::Status status) {
+  if (runtime::IsOverload(status)) status = AskToRetry(status);
+  if (trace_ != nullptr) RecordTrace(status);
+  Deliver(std::move(status));
+}
+
+absl::Status InferTask::AskToRetry(const absl::Status& overload) {
+  const auto found = state_.models.Find(model_name_, "");
+  retry_after_millis_ = RetryAfterMillis(found.ok() ? found->get() : nullptr);
+  if (state_.overload_code == overload.code()) return overload;
+  return absl::Status(state_.overload_code,
+                      StrCat(overload.message(), "; retry after ", retry_after_millis_, " ms"));
+}
+
+void InferTask::RecordTrace(const absl::Status& status) {
+  TraceRecord record{trace_->id, model_name_, trace_->version, id_,
+                     CodeName(static_cast<int>(status.code()))};
+  record.stamps = {{"REQUEST_START", arrival_nanos}, {"QUEUE_START", trace_->queued_nanos}};
+  if (executed) {
+    // In the order in which they follow each other.
+    constexpr const char* kEnds[] = {"COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START",
+                                     "COMPUTE_END"};
+    int64_t at = arrival_nanos;
+    for (int phase = 0; phase < runtime::kPhases; ++phase) {
+      at += phases[phase];
+      record.stamps.push_back({kEnds[phase], at});
+    }
+  }
+  record.stamps.push_back({"REQUEST_END", runtime::NowNanos()});
+  state_.tracer.Record(std::move(record));
 }
 
 absl::Status InferTask::TakeInputs(DecodedRequest& request) {

@@ -23,17 +23,24 @@
 
 namespace espalier::service {
 
-// Whoever derives from it implements Answer: the task is counted as in flight until it is gone.
+// Whoever derives from it implements Deliver: the task is counted as in flight until it is gone.
 class InferTask : public runtime::InferRequest {
  public:
   // Answers at once when the request is faulty, else hands it to the model.
   void Begin(const grpc::ByteBuffer& message);
 
-  absl::Status TakeOutputs(absl::Span<const std::byte* const> from) override;
+  absl::Status TakeOutputs(absl::Span<const std::byte* const> from) final;
+  void Answer(absl::Status status) final;
 
  protected:
   InferTask(ServiceState& state, Envelope envelope) : state_(state), envelope_(envelope) {}
   ~InferTask() override;
+
+  // Sends the answer; with an error, perhaps when to try again. The task may be gone afterwards.
+  virtual void Deliver(absl::Status status) = 0;
+
+  // Of an answer that asks the client to come back later; 0: it does not.
+  int64_t retry_after_millis() const { return retry_after_millis_; }
 
   // As the client sent it; empty until the message was read.
   const std::string& id() const { return id_; }
@@ -46,6 +53,13 @@ class InferTask : public runtime::InferRequest {
     int64_t classification = 0;
     SharedMemoryRange range;
     std::shared_ptr<const SharedMemoryRegion> region;  // of `range`; null: in the response
+  };
+
+  // Of a request that is traced.
+  struct Trace {
+    uint64_t id;
+    int64_t version;
+    int64_t queued_nanos;
   };
 
   absl::Status Admit(int64_t message_bytes);
@@ -63,6 +77,10 @@ class InferTask : public runtime::InferRequest {
   absl::Status Redirect(const Target& target, const runtime::OutputTensor& output,
                         ResponseOutput& part, const std::byte*& from, Classes& classes) const;
 
+  // An overload as the operator wants it answered.
+  absl::Status AskToRetry(const absl::Status& overload);
+  void RecordTrace(const absl::Status& status);
+
   ServiceState& state_;
   const Envelope envelope_;
   int64_t admitted_bytes_ = -1;      // -1: not admitted
@@ -71,7 +89,10 @@ class InferTask : public runtime::InferRequest {
   std::vector<std::string> typed_;
   std::vector<std::unique_ptr<std::byte[]>> copied_;
   std::vector<Target> targets_;  // of the requested outputs; empty: all are part of the response
+  std::string model_name_;       // once it was found
   std::string id_;
+  std::unique_ptr<Trace> trace_;  // null: not traced
+  int64_t retry_after_millis_ = 0;
   grpc::Slice response_slice_;
 };
 

@@ -5,6 +5,7 @@
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "service/infer_call.h"
 #include "service/infer_stream.h"
+#include "service/log_settings.h"
 #include "service/model_messages.h"
 #include "service/rpc_scope.h"
 
@@ -15,7 +16,7 @@ using grpc::CallbackServerContext;
 using grpc::ServerUnaryReactor;
 
 // What clients may rely on; perf_analyzer acts on "statistics".
-constexpr const char* kExtensions[] = {"binary_tensor_data", "classification",
+constexpr const char* kExtensions[] = {"binary_tensor_data", "classification", "logging",
                                        "model_configuration", "statistics"};
 
 absl::Status NotOffered(Rpc rpc) {
@@ -120,6 +121,7 @@ class InferenceService final : public Base {
     response->set_version(ESPALIER_VERSION);
     for (const char* extension : kExtensions) response->add_extensions(extension);
     if (state_.shared_memory.allowed()) response->add_extensions("system_shared_memory");
+    if (state_.tracer.allowed()) response->add_extensions("trace");
     return absl::OkStatus();
   }
 
@@ -183,6 +185,30 @@ class InferenceService final : public Base {
   absl::Status Handle(const inference::SystemSharedMemoryUnregisterRequest& request,
                       inference::SystemSharedMemoryUnregisterResponse*) {
     return state_.shared_memory.Unregister(request.name());
+  }
+
+  absl::Status Handle(const inference::TraceSettingRequest& request,
+                      inference::TraceSettingResponse* response) {
+    const std::string& model = request.model_name();
+    if (!model.empty()) {
+      absl::Status known = state_.models.Find(model, "").status();
+      if (!known.ok()) return known;
+    }
+    Tracer::Settings updates;
+    for (const auto& [name, setting] : request.settings())
+      updates[name].assign(setting.value().begin(), setting.value().end());
+    absl::Status status = state_.tracer.Update(model, updates);
+    if (!status.ok()) return status;
+    for (const auto& [name, values] : state_.tracer.Get(model))
+      (*response->mutable_settings())[name].mutable_value()->Add(values.begin(), values.end());
+    return absl::OkStatus();
+  }
+
+  absl::Status Handle(const inference::LogSettingsRequest& request,
+                      inference::LogSettingsResponse* response) {
+    absl::Status status = UpdateLogSettings(request);
+    if (status.ok()) FillLogSettings(response);
+    return status;
   }
 
   ServiceState& state_;

@@ -48,6 +48,18 @@ ABSL_FLAG(int64_t, max_streams, 1024,
 ABSL_FLAG(int64_t, max_queue_size, 0,
           "Requests that may wait per model whose config sets no max_queue_size. 0 means no limit "
           "of its own.");
+ABSL_FLAG(
+    std::string, queue_full_status, "unavailable",
+    "What a request is answered with that finds too many waiting: unavailable, as Triton does, "
+    "or resource_exhausted, which clients do not take for a reason to retry at once.");
+ABSL_FLAG(std::string, max_connection_age, "0s",
+          "How long a connection may last before its client is asked to make a new one, so that "
+          "clients behind a load balancer find new servers. 0 means no limit.");
+ABSL_FLAG(std::string, max_connection_age_grace, "30s",
+          "How long RPCs of such a connection may still run.");
+ABSL_FLAG(std::string, trace_file, "",
+          "File for traces of requests, once a client turns them on with TraceSetting. Empty: they "
+          "cannot be turned on.");
 ABSL_FLAG(std::string, drain_timeout, "30s",
           "How long requests in flight may take to finish after SIGTERM. 0 cuts them off.");
 ABSL_FLAG(
@@ -109,18 +121,23 @@ absl::Status InRange(absl::string_view flag, int64_t value, int64_t low, int64_t
       absl::StrCat("--", flag, " is ", value, ", expected ", low, " to ", high));
 }
 
-absl::StatusOr<absl::Duration> ReadDrainTimeout() {
-  const std::string text = absl::GetFlag(FLAGS_drain_timeout);
-  absl::Duration timeout;
-  if (!absl::ParseDuration(text, &timeout) || timeout < absl::ZeroDuration() ||
-      timeout > absl::Hours(24)) {
-    const bool lacks_unit =
-        !text.empty() && text.find_first_not_of("0123456789.") == std::string::npos;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--drain_timeout is '", text, "', expected a duration from 0 to 24h with its unit, like ",
-        lacks_unit ? text : "30", "s"));
-  }
-  return timeout;
+absl::Status ReadDuration(absl::string_view flag, const std::string& text, absl::Duration* to) {
+  if (absl::ParseDuration(text, to) && *to >= absl::ZeroDuration() && *to <= absl::Hours(24))
+    return absl::OkStatus();
+  const bool lacks_unit =
+      !text.empty() && text.find_first_not_of("0123456789.") == std::string::npos;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--", flag, " is '", text, "', expected a duration from 0 to 24h with its unit, like ",
+      lacks_unit ? text : "30", "s"));
+}
+
+absl::Status ReadQueueFullStatus(absl::StatusCode* to) {
+  const std::string text = absl::GetFlag(FLAGS_queue_full_status);
+  *to =
+      text == "unavailable" ? absl::StatusCode::kUnavailable : absl::StatusCode::kResourceExhausted;
+  if (text == "unavailable" || text == "resource_exhausted") return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--queue_full_status is '", text,
+                                                 "', expected unavailable or resource_exhausted"));
 }
 
 absl::StatusOr<ServerOptions> ReadFlags() {
@@ -137,6 +154,7 @@ absl::StatusOr<ServerOptions> ReadFlags() {
   options.max_requests_in_flight = absl::GetFlag(FLAGS_max_requests_in_flight);
   options.max_request_bytes_in_flight = absl::GetFlag(FLAGS_max_request_bytes_in_flight);
   options.allow_system_shared_memory = absl::GetFlag(FLAGS_allow_system_shared_memory);
+  options.trace_file = absl::GetFlag(FLAGS_trace_file);
   options.max_streams = absl::GetFlag(FLAGS_max_streams);
   options.max_queue_size = absl::GetFlag(FLAGS_max_queue_size);
   options.accept_compressed = absl::GetFlag(FLAGS_accept_compressed);
@@ -144,7 +162,12 @@ absl::StatusOr<ServerOptions> ReadFlags() {
     return absl::InvalidArgumentError("--model_repository is missing; see espalierd --help");
   }
   for (const absl::Status& status :
-       {InRange("threads", options.threads, 0, 1024),
+       {ReadQueueFullStatus(&options.queue_full_status),
+        ReadDuration("max_connection_age", absl::GetFlag(FLAGS_max_connection_age),
+                     &options.max_connection_age),
+        ReadDuration("max_connection_age_grace", absl::GetFlag(FLAGS_max_connection_age_grace),
+                     &options.max_connection_age_grace),
+        InRange("threads", options.threads, 0, 1024),
         InRange("loader_threads", options.loader_threads, 1, 64),
         InRange("max_message_bytes", options.max_message_bytes, 1, INT32_MAX),
         InRange("max_requests_in_flight", options.max_requests_in_flight, 0, INT64_MAX),
@@ -247,8 +270,12 @@ int Main(int argc, char** argv) {
   }
   auto options = ReadFlags();
   if (!options.ok()) return Fail(kBadFlags, options.status());
-  const auto drain_timeout = ReadDrainTimeout();
-  if (!drain_timeout.ok()) return Fail(kBadFlags, drain_timeout.status());
+  absl::Duration drain_timeout;
+  if (absl::Status status =
+          ReadDuration("drain_timeout", absl::GetFlag(FLAGS_drain_timeout), &drain_timeout);
+      !status.ok()) {
+    return Fail(kBadFlags, status);
+  }
   RaiseFileLimit();
   const sigset_t signals = BlockStopSignals();
   auto server = Server::Start(*std::move(options));
@@ -257,7 +284,7 @@ int Main(int argc, char** argv) {
   sigwait(&signals, &received);
   runtime::LogEvent(spdlog::level::info, "draining",
                     {{"signal", received == SIGINT ? "SIGINT" : "SIGTERM"}});
-  DrainAndExit(**server, *drain_timeout, signals);
+  DrainAndExit(**server, drain_timeout, signals);
 }
 
 }  // namespace

@@ -8,27 +8,27 @@ namespace espalier::service {
 
 // Unary RPCs that are answered, and those that are refused with UNIMPLEMENTED. ModelInfer and
 // ModelStreamInfer have types of their own and stand apart.
-#define ESPALIER_OFFERED_RPCS(X) \
-  X(ServerLive)                  \
-  X(ServerReady)                 \
-  X(ModelReady)                  \
-  X(ServerMetadata)              \
-  X(ModelMetadata)               \
-  X(ModelConfig)                 \
-  X(ModelStatistics)             \
-  X(RepositoryIndex)             \
-  X(SystemSharedMemoryStatus)    \
-  X(SystemSharedMemoryRegister)  \
-  X(SystemSharedMemoryUnregister)
+#define ESPALIER_OFFERED_RPCS(X)  \
+  X(ServerLive)                   \
+  X(ServerReady)                  \
+  X(ModelReady)                   \
+  X(ServerMetadata)               \
+  X(ModelMetadata)                \
+  X(ModelConfig)                  \
+  X(ModelStatistics)              \
+  X(RepositoryIndex)              \
+  X(SystemSharedMemoryStatus)     \
+  X(SystemSharedMemoryRegister)   \
+  X(SystemSharedMemoryUnregister) \
+  X(TraceSetting)                 \
+  X(LogSettings)
 
 #define ESPALIER_REFUSED_RPCS(X) \
   X(RepositoryModelLoad)         \
   X(RepositoryModelUnload)       \
   X(CudaSharedMemoryStatus)      \
   X(CudaSharedMemoryRegister)    \
-  X(CudaSharedMemoryUnregister)  \
-  X(TraceSetting)                \
-  X(LogSettings)
+  X(CudaSharedMemoryUnregister)
 
 #define ESPALIER_RPCS(X) \
   X(ModelInfer) X(ModelStreamInfer) ESPALIER_OFFERED_RPCS(X) ESPALIER_REFUSED_RPCS(X)

@@ -30,6 +30,8 @@ namespace espalier::service {
 namespace {
 
 constexpr char kServiceName[] = "inference.GRPCInferenceService";
+// On one connection; unary calls and streams.
+constexpr int kMaxCallsPerConnection = 4096;
 // How often Drain looks whether the last request is gone.
 constexpr absl::Duration kDrainPoll = absl::Milliseconds(5);
 
@@ -60,6 +62,20 @@ void SetChannelArguments(grpc::ServerBuilder& builder, const ServerOptions& opti
   }
   // By default two servers may share a port, and half of the requests would go to the wrong one.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  // More at once would only be refused; so they wait at their client.
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxCallsPerConnection);
+  // A client that vanished without a word is noticed, and what it waits for is cancelled.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  if (options.max_connection_age > absl::ZeroDuration()) {
+    builder.AddChannelArgument(
+        GRPC_ARG_MAX_CONNECTION_AGE_MS,
+        static_cast<int>(absl::ToInt64Milliseconds(options.max_connection_age)));
+    builder.AddChannelArgument(
+        GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS,
+        static_cast<int>(absl::ToInt64Milliseconds(options.max_connection_age_grace)));
+  }
   // Clients that ping, also while idle, are no attackers.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);
@@ -113,6 +129,15 @@ absl::Status CheckStateDir(const ServerOptions& options) {
   return absl::OkStatus();
 }
 
+// Found out at the start, not with the first trace.
+absl::Status CheckTraceFile(const std::string& path) {
+  if (path.empty()) return absl::OkStatus();
+  std::FILE* file = std::fopen(path.c_str(), "a");
+  if (file != nullptr && std::fclose(file) == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--trace_file ", path, " cannot be written: ", std::strerror(errno)));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
@@ -124,6 +149,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   ConfigureGrpcOnce();
   std::unique_ptr<Server> server(new Server(std::move(options)));
   const ServerOptions& given = server->options_;
+  if (absl::Status status = CheckTraceFile(given.trace_file); !status.ok()) return status;
   if (!given.state_dir.empty()) {
     if (absl::Status status = CheckStateDir(given); !status.ok()) return status;
     auto state_dir = runtime::StateDir::Open(given.state_dir);
@@ -146,7 +172,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
       new ServiceState{*server->models_,
                        Telemetry({given.max_requests_in_flight, given.max_request_bytes_in_flight}),
                        StreamRegistry({given.max_streams, given.max_stream_requests_in_flight}),
-                       SharedMemoryRegions(given.allow_system_shared_memory)});
+                       SharedMemoryRegions(given.allow_system_shared_memory),
+                       Tracer(given.trace_file), given.queue_full_status});
   // Metrics first: it is the cheaper one to undo.
   if (absl::Status status = server->ListenForMetrics(); !status.ok()) return status;
   if (absl::Status status = server->Listen(); !status.ok()) return status;
@@ -255,6 +282,7 @@ bool Server::Drain(absl::Duration timeout) {
   std::thread shutdown([&] { grpc_->Shutdown(absl::ToChronoTime(absl::Now() + kDrainPoll)); });
   shutdown.join();
   grpc_->Wait();
+  state_->tracer.Finish();
   if (left > 0) runtime::LogEvent(spdlog::level::warn, "requests cut off", {{"requests", left}});
   return left == 0;
 }

@@ -42,7 +42,11 @@ struct ServerOptions {
   int64_t max_streams = 1024;                              // open at once; 0: no limit
   int64_t max_stream_requests_in_flight = 256;             // per stream, which then waits
   bool allow_system_shared_memory = false;                 // tensors in regions of clients
-  int64_t max_queue_size = 0;      // waiting requests per model whose config sets none; 0: no limit
+  int64_t max_queue_size = 0;  // waiting requests per model whose config sets none; 0: no limit
+  absl::StatusCode queue_full_status = absl::StatusCode::kUnavailable;  // or kResourceExhausted
+  absl::Duration max_connection_age = absl::ZeroDuration();             // 0: no limit
+  absl::Duration max_connection_age_grace = absl::Seconds(30);          // for RPCs that still run
+  std::string trace_file;          // of traced requests; empty: none can be traced
   bool accept_compressed = false;  // requests packed with gzip or deflate
   int64_t measure_budget_millis = 3000;
   std::string commit = "unknown";  // of the build, for espalier_build_info

@@ -8,6 +8,7 @@
 #include "service/shared_memory.h"
 #include "service/stream_registry.h"
 #include "service/telemetry.h"
+#include "service/trace.h"
 
 namespace espalier::service {
 
@@ -16,6 +17,8 @@ struct ServiceState {
   Telemetry telemetry;
   StreamRegistry streams;
   SharedMemoryRegions shared_memory;
+  Tracer tracer;
+  const absl::StatusCode overload_code;  // what too many waiting requests are answered with
   std::atomic<bool> draining{false};
 
   // Every model that is loaded at start has been, and nobody asked the server to stop.

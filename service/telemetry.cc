@@ -1,6 +1,7 @@
 #include "service/telemetry.h"
 
 #include "absl/strings/str_cat.h"
+#include "engine/runtime/overload.h"
 
 namespace espalier::service {
 
@@ -12,7 +13,7 @@ absl::Status InFlight::Enter(int64_t bytes) {
   if (!too_many && !too_large) return absl::OkStatus();
   Leave(bytes);
   (too_many ? refused_for_requests_ : refused_for_bytes_).fetch_add(1, std::memory_order_relaxed);
-  return absl::UnavailableError(
+  return runtime::OverloadError(
       too_many ? absl::StrCat("server is busy: ", requests - 1, " requests in flight, at most ",
                               limits_.max_requests, " may be")
                : absl::StrCat("server is busy: ", total - bytes,

@@ -23,7 +23,7 @@ class InFlight {
  public:
   explicit InFlight(InFlightLimits limits) : limits_(limits) {}
 
-  // Unavailable, without having taken anything, above a limit. One request is always let in,
+  // An overload, without having taken anything, above a limit. One request is always let in,
   // whatever its size: the limit on message size is another one.
   absl::Status Enter(int64_t bytes);
   // More bytes for a request that has entered, on the same terms.

@@ -1,13 +1,16 @@
 #include "engine/runtime/log.h"
 
 #include <atomic>
+#include <cstdio>
 #include <memory>
+#include <mutex>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "spdlog/formatter.h"
-#include "spdlog/sinks/stdout_sinks.h"
+#include "spdlog/sinks/base_sink.h"
 #include "spdlog/spdlog.h"
 
 namespace espalier::runtime {
@@ -15,23 +18,16 @@ namespace {
 
 std::atomic<LogFormat> log_format{LogFormat::kText};
 
+// Bit i: lines of spdlog's level i are written. spdlog itself knows only a lowest level.
+constexpr uint32_t BitOf(spdlog::level::level_enum level) { return uint32_t{1} << level; }
+std::atomic<uint32_t> written_levels{BitOf(spdlog::level::info) | BitOf(spdlog::level::warn) |
+                                     BitOf(spdlog::level::err) | BitOf(spdlog::level::critical)};
+
+std::mutex settings_mutex;
+LogSettings current_settings ABSL_GUARDED_BY(settings_mutex);
+
 // In front of a payload that LogEvent has already rendered as JSON members.
 constexpr char kRendered = '\x01';
-
-void AppendQuoted(std::string& out, absl::string_view text) {
-  out += '"';
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      absl::StrAppendFormat(&out, "\\u%04x", static_cast<unsigned char>(c));
-    } else {
-      out += c;
-    }
-  }
-  out += '"';
-}
 
 bool NeedsQuotes(absl::string_view text) {
   return text.empty() || text.find_first_of(" =\"\\\t\n\r") != absl::string_view::npos;
@@ -97,15 +93,67 @@ class LineFormatter final : public spdlog::formatter {
   }
 };
 
+// Writes to stderr what is of a level that is written: plain spdlog calls come here unasked.
+class StderrSink final : public spdlog::sinks::base_sink<std::mutex> {
+ private:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    if ((written_levels.load(std::memory_order_relaxed) & BitOf(message.level)) == 0) return;
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    std::fwrite(line.data(), 1, line.size(), stderr);
+  }
+  void flush_() override { std::fflush(stderr); }
+};
+
+uint32_t LevelsOf(const LogSettings& settings) {
+  uint32_t levels = 0;
+  if (settings.verbose_level >= 2) levels |= BitOf(spdlog::level::trace);
+  if (settings.verbose_level >= 1) levels |= BitOf(spdlog::level::debug);
+  if (settings.info) levels |= BitOf(spdlog::level::info);
+  if (settings.warning) levels |= BitOf(spdlog::level::warn);
+  if (settings.error) levels |= BitOf(spdlog::level::err) | BitOf(spdlog::level::critical);
+  return levels;
+}
+
+spdlog::level::level_enum LowestOf(uint32_t levels) {
+  int level = spdlog::level::trace;
+  while (level < spdlog::level::off && (levels >> level & 1) == 0) ++level;
+  return static_cast<spdlog::level::level_enum>(level);
+}
+
 }  // namespace
 
+void SetLogSettings(const LogSettings& settings) {
+  const std::lock_guard lock(settings_mutex);
+  static const bool installed = [] {
+    auto logger = std::make_shared<spdlog::logger>("espalier", std::make_shared<StderrSink>());
+    logger->set_formatter(std::make_unique<LineFormatter>());
+    spdlog::set_default_logger(std::move(logger));
+    return true;
+  }();
+  (void)installed;
+  current_settings = settings;
+  const uint32_t levels = LevelsOf(settings);
+  log_format.store(settings.format, std::memory_order_relaxed);
+  written_levels.store(levels, std::memory_order_relaxed);
+  spdlog::default_logger_raw()->set_level(LowestOf(levels));
+}
+
+LogSettings GetLogSettings() {
+  const std::lock_guard lock(settings_mutex);
+  return current_settings;
+}
+
 void ConfigureLogging(LogFormat format, spdlog::level::level_enum level) {
-  log_format.store(format, std::memory_order_relaxed);
-  auto logger = std::make_shared<spdlog::logger>("espalier",
-                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
-  logger->set_formatter(std::make_unique<LineFormatter>());
-  logger->set_level(level);
-  spdlog::set_default_logger(std::move(logger));
+  LogSettings settings;
+  settings.format = format;
+  settings.verbose_level = level == spdlog::level::trace   ? 2
+                           : level == spdlog::level::debug ? 1
+                                                           : 0;
+  settings.info = level <= spdlog::level::info;
+  settings.warning = level <= spdlog::level::warn;
+  settings.error = level <= spdlog::level::critical;
+  SetLogSettings(settings);
 }
 
 LogField::LogField(absl::string_view k, absl::string_view text) : key(k), value(text) {}
@@ -116,7 +164,24 @@ LogField::LogField(absl::string_view k, uint64_t number)
 LogField::LogField(absl::string_view k, double number)
     : key(k), value(absl::StrFormat("%.6g", number)), is_number(true) {}
 
-bool LogEnabled(spdlog::level::level_enum level) { return spdlog::should_log(level); }
+void AppendQuoted(std::string& out, absl::string_view text) {
+  out += '"';
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      absl::StrAppendFormat(&out, "\\u%04x", static_cast<unsigned char>(c));
+    } else {
+      out += c;
+    }
+  }
+  out += '"';
+}
+
+bool LogEnabled(spdlog::level::level_enum level) {
+  return (written_levels.load(std::memory_order_relaxed) & BitOf(level)) != 0;
+}
 
 void LogEvent(spdlog::level::level_enum level, absl::string_view event,
               std::initializer_list<LogField> fields) {

@@ -16,8 +16,19 @@ namespace espalier::runtime {
 
 enum class LogFormat { kText, kJson };
 
-// Sets the format and level of the process's log, which goes to stderr. Before it is called: text,
-// info.
+// What the process's log, which goes to stderr, holds. May be changed at any time.
+struct LogSettings {
+  LogFormat format = LogFormat::kText;
+  int verbose_level = 0;  // 1: debug too; 2 and above: trace too
+  bool info = true;
+  bool warning = true;
+  bool error = true;  // and critical
+};
+
+void SetLogSettings(const LogSettings& settings);
+LogSettings GetLogSettings();
+
+// The same by the lowest level that is written. Before either is called: text, info.
 void ConfigureLogging(LogFormat format, spdlog::level::level_enum level);
 
 struct LogField {
@@ -39,6 +50,9 @@ struct LogField {
 // `level` is off.
 void LogEvent(spdlog::level::level_enum level, absl::string_view event,
               std::initializer_list<LogField> fields);
+
+// Appends `text` as a JSON string, in quotes.
+void AppendQuoted(std::string& out, absl::string_view text);
 
 // Whether a line of this level would be written.
 bool LogEnabled(spdlog::level::level_enum level);

@@ -1,6 +1,7 @@
 #include "engine/runtime/request_queue.h"
 
 #include "absl/strings/str_cat.h"
+#include "engine/runtime/overload.h"
 
 namespace espalier::runtime {
 namespace {
@@ -24,8 +25,8 @@ absl::Status RequestQueue::Push(InferRequest* request) {
     const std::lock_guard lock(mutex_);
     const int64_t waiting = static_cast<int64_t>(requests_.size());
     if (max_pending_ > 0 && waiting >= max_pending_) {
-      return absl::UnavailableError(absl::StrCat("Exceeds maximum queue size: ", waiting,
-                                                 " requests wait, at most ", max_pending_, " may"));
+      return OverloadError(absl::StrCat("Exceeds maximum queue size: ", waiting,
+                                        " requests wait, at most ", max_pending_, " may"));
     }
     requests_.push_back(request);
     pending_.store(waiting + 1, std::memory_order_relaxed);

@@ -10,7 +10,8 @@ import harness
 import pytest
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: long or large; only in ./tests/run --full")
     for name in ("espalierd", "espalier"):
         if not (harness.BIN / name).is_file():
             pytest.exit(

@@ -165,8 +165,6 @@ def test_what_is_not_offered_says_so(client):
         lambda: client.load_model(NAME),
         lambda: client.unload_model(NAME),
         client.get_cuda_shared_memory_status,
-        client.get_trace_settings,
-        client.get_log_settings,
     ):
         with pytest.raises(InferenceServerException) as error:
             call()

@@ -266,6 +266,70 @@ TEST_F(ModelInferTest, AFullQueueIsUnavailable) {
   EXPECT_EQ(served, 3);
 }
 
+// A server that is busy with one request and has no place for another.
+TEST_F(ModelInferTest, AnOverloadSaysWhenToComeBackWithTheCodeThatTheOperatorChose) {
+  for (const auto code : {absl::StatusCode::kUnavailable, absl::StatusCode::kResourceExhausted}) {
+    server_.reset();
+    if (loader_ == nullptr) {
+      loader_ = std::make_unique<FakeLoader>();
+      control_ = AddModel("m");
+    }
+    auto* queue = loader_->configs["m"].mutable_dynamic_batching()->mutable_default_queue_policy();
+    queue->set_max_queue_size(1);
+    options_.queue_full_status = code;
+    StartServer();
+    control_->run_gate.Close();
+    std::vector<std::thread> clients;
+    clients.emplace_back([&] { EXPECT_TRUE(Infer(RawRequest()).ok()); });
+    control_->run_gate.AwaitWaiting(1);
+    clients.emplace_back([&] { EXPECT_TRUE(Infer(RawRequest()).ok()); });
+    EXPECT_TRUE(Eventually([&] { return (*server_->models().Find("m", ""))->pending() == 1; }));
+    grpc::ClientContext context;
+    ModelInferResponse response;
+    const grpc::Status status = stub_->ModelInfer(&context, RawRequest(), &response);
+    EXPECT_EQ(status.error_code(), static_cast<grpc::StatusCode>(code));
+    EXPECT_THAT(status.error_message(), HasSubstr("Exceeds maximum queue size"));
+    const auto& trailers = context.GetServerTrailingMetadata();
+    ASSERT_EQ(trailers.count("retry-after-ms"), 1u);
+    ASSERT_EQ(trailers.count("grpc-retry-pushback-ms"), 1u);
+    const auto value = trailers.find("retry-after-ms")->second;
+    const std::string millis(value.data(), value.size());
+    EXPECT_EQ(millis, "100") << "nothing is known yet";
+    if (code == absl::StatusCode::kResourceExhausted) {
+      EXPECT_THAT(status.error_message(), HasSubstr("; retry after " + millis + " ms"));
+    }
+    control_->run_gate.Open();
+    for (std::thread& client : clients) client.join();
+    grpc::ClientContext other;
+    EXPECT_TRUE(stub_->ModelInfer(&other, RawRequest(), &response).ok());
+    EXPECT_EQ(other.GetServerTrailingMetadata().count("retry-after-ms"), 0u);
+  }
+}
+
+TEST_F(ModelInferTest, TheTimeToComeBackIsWhatThePastTells) {
+  control_->run_delay = absl::Milliseconds(60);
+  StartServer();
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(Infer(RawRequest()).ok());
+  control_->run_gate.Close();
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 3; ++i) {
+    clients.emplace_back([&] { EXPECT_TRUE(Infer(RawRequest()).ok()); });
+    if (i == 0) control_->run_gate.AwaitWaiting(1);
+  }
+  EXPECT_TRUE(Eventually([&] { return (*server_->models().Find("m", ""))->pending() == 2; }));
+  grpc::ClientContext context;
+  ModelInferResponse response;
+  EXPECT_EQ(stub_->ModelInfer(&context, RawRequest(), &response).error_code(), grpc::UNAVAILABLE);
+  const auto& trailers = context.GetServerTrailingMetadata();
+  ASSERT_EQ(trailers.count("retry-after-ms"), 1u);
+  const auto value = trailers.find("retry-after-ms")->second;
+  const int millis = std::stoi(std::string(value.data(), value.size()));
+  EXPECT_GE(millis, 110) << "two wait, 60 ms each";
+  EXPECT_LE(millis, 1000);
+  control_->run_gate.Open();
+  for (std::thread& client : clients) client.join();
+}
+
 TEST_F(ModelInferTest, AQueueTimeoutOfTheRequestIsUnavailable) {
   StartServer();
   control_->run_gate.Close();

@@ -50,7 +50,7 @@ TEST_F(ServiceRpcTest, LivenessAndMetadataNameTheServer) {
       Ask<inference::ServerMetadataResponse>("ServerMetadata", inference::ServerMetadataRequest());
   EXPECT_EQ(metadata.name(), "espalier");
   EXPECT_FALSE(metadata.version().empty());
-  EXPECT_THAT(metadata.extensions(), ElementsAre("binary_tensor_data", "classification",
+  EXPECT_THAT(metadata.extensions(), ElementsAre("binary_tensor_data", "classification", "logging",
                                                  "model_configuration", "statistics"));
 }
 
@@ -234,7 +234,7 @@ TEST_F(ServiceRpcTest, EveryRpcThatIsNotOfferedIsUnimplementedWithText) {
   }
   ESPALIER_REFUSED_RPCS(ESPALIER_EXPECT_REFUSED)
 #undef ESPALIER_EXPECT_REFUSED
-  EXPECT_EQ(refused, 7);
+  EXPECT_EQ(refused, 5);
 }
 
 TEST_F(ServiceRpcTest, MalformedBytesAreInvalidForEveryRpcThatIsOffered) {
@@ -250,7 +250,7 @@ TEST_F(ServiceRpcTest, MalformedBytesAreInvalidForEveryRpcThatIsOffered) {
   }
   ESPALIER_OFFERED_RPCS(ESPALIER_EXPECT_MALFORMED)
 #undef ESPALIER_EXPECT_MALFORMED
-  EXPECT_EQ(asked, 11);
+  EXPECT_EQ(asked, 13);
 #define ESPALIER_EXPECT_TEXT(name)                                                        \
   EXPECT_EQ(Call(absl::StrCat(kService, #name), std::string("\x0a\xff")).error_message(), \
             #name " is not offered by this server");
