@@ -26,7 +26,8 @@ absl::Status InFlight::Grow(int64_t bytes) {
   if (limits_.max_bytes == 0 || total <= limits_.max_bytes || requests() <= 1)
     return absl::OkStatus();
   bytes_.fetch_sub(bytes, std::memory_order_relaxed);
-  return absl::UnavailableError(
+  refused_for_bytes_.fetch_add(1, std::memory_order_relaxed);
+  return runtime::OverloadError(
       absl::StrCat("server is busy: ", total - bytes, " bytes of requests in flight, at most ",
                    limits_.max_bytes, " may be, and this input has ", bytes));
 }
