@@ -3,21 +3,28 @@
 //
 // What is not committed is deleted when the object goes. After a crash a ".tmp-…" may be left;
 // nothing reads it.
-// Errors   What errno says, with the path.
+// Errors   What errno says, with the path. When Commit fails after the rename, the file may be in
+//          its place without being there durably.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "engine/updates/file_system.h"
 
 namespace espalier::updates {
 
+// What a temporary name has after the name of its place.
+inline constexpr absl::string_view kTemporaryMark = ".tmp-";
+
 class AtomicFile {
  public:
-  static absl::StatusOr<AtomicFile> Create(const std::string& path, int mode = 0666);
+  static absl::StatusOr<AtomicFile> Create(const std::string& path, int mode = 0666,
+                                           FileSystem& files = PosixFileSystem());
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&&) = delete;
   ~AtomicFile();
@@ -32,10 +39,13 @@ class AtomicFile {
   absl::Status CommitNew();
 
  private:
-  AtomicFile(int descriptor, std::string path, std::string temporary);
+  AtomicFile(FileSystem& files, std::unique_ptr<File> file, std::string path,
+             std::string temporary);
   absl::Status Sync();
+  absl::Status Renamed();
 
-  int descriptor_ = -1;
+  FileSystem* files_;
+  std::unique_ptr<File> file_;
   std::string path_, temporary_;
   uint64_t size_ = 0;
 };
@@ -43,7 +53,8 @@ class AtomicFile {
 // A new folder for files without subfolders; the path must not exist when it is committed.
 class AtomicFolder {
  public:
-  static absl::StatusOr<AtomicFolder> Create(const std::string& path);
+  static absl::StatusOr<AtomicFolder> Create(const std::string& path,
+                                             FileSystem& files = PosixFileSystem());
   AtomicFolder(AtomicFolder&& other) noexcept;
   AtomicFolder& operator=(AtomicFolder&&) = delete;
   ~AtomicFolder();
@@ -52,8 +63,9 @@ class AtomicFolder {
   absl::Status Commit();  // its files have been committed
 
  private:
-  AtomicFolder(std::string path, std::string temporary);
+  AtomicFolder(FileSystem& files, std::string path, std::string temporary);
 
+  FileSystem* files_;
   std::string path_, temporary_;
 };
 
