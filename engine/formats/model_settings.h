@@ -14,14 +14,13 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
+#include "engine/formats/precision.h"
 #include "engine/formats/weight_memory.h"
 #include "proto/inference/model_config.pb.h"
 
 namespace espalier::formats {
 
 inline constexpr int64_t kMaxExecuteDelayMillis = 600'000;
-
-enum class Precision { kAsStored, kFloat32, kBFloat16 };
 
 struct ModelSettings {
   Precision precision = Precision::kAsStored;

@@ -15,9 +15,7 @@ struct Block {
   size_t offset = 0;
 };
 
-size_t BytesOf(const Value& value, int64_t batch) {
-  return AlignUp(static_cast<size_t>(value.elements * batch) * SizeOf(value.storage));
-}
+size_t AlignedBytesOf(const Value& value, int64_t batch) { return AlignUp(BytesOf(value, batch)); }
 
 // The block of every activation, −1 for other values.
 std::vector<int> MakeBlocks(const Program& program, int64_t batch, std::vector<Block>& blocks) {
@@ -32,11 +30,11 @@ std::vector<int> MakeBlocks(const Program& program, int64_t batch, std::vector<B
     if (output.role != Value::Role::kActivation) continue;
     const int input = step.inputs.empty() ? -1 : step.inputs[0];
     if (step.op->in_place() && input >= 0 && block_of[input] >= 0 && last_use[input] == now &&
-        BytesOf(program.values[input], batch) == BytesOf(output, batch)) {
+        AlignedBytesOf(program.values[input], batch) == AlignedBytesOf(output, batch)) {
       block_of[step.output] = block_of[input];
     } else {
       block_of[step.output] = static_cast<int>(blocks.size());
-      blocks.push_back({now, now, BytesOf(output, batch)});
+      blocks.push_back({now, now, AlignedBytesOf(output, batch)});
     }
     Block& block = blocks[block_of[step.output]];
     block.last = std::max({block.last, now, last_use[step.output]});

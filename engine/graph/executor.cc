@@ -8,13 +8,6 @@
 #include "engine/graph/ops/linear.h"
 
 namespace espalier::graph {
-namespace {
-
-size_t BytesOf(const Value& value, int64_t batch) {
-  return static_cast<size_t>(value.elements * batch) * SizeOf(value.storage);
-}
-
-}  // namespace
 
 size_t ExecutorState::bytes() const {
   size_t bytes = arena_.size() + scratch_.size();
@@ -85,8 +78,9 @@ absl::Status Executor::Run(ExecutorState& state, int64_t batch) const {
   }
   const size_t bucket =
       std::lower_bound(buckets_.begin(), buckets_.end(), batch) - buckets_.begin();
-  const RunContext context = {state.context_, batch, state.values_.data(), bindings_[bucket].data(),
-                              state.scratch_.data()};
+  const RunContext context = {state.context_,        batch,
+                              state.values_.data(),  bindings_[bucket].data(),
+                              state.scratch_.data(), program_.values.data()};
   for (const Step& step : program_.steps) {
     const kernels::KernelStatus status = step.op->Run(context, step);
     if (!status.ok()) {

@@ -23,12 +23,15 @@ struct LinearBinding {
   kernels::WeightView weight;
 };
 
+struct Value;
+
 struct RunContext {
   const kernels::KernelContext& kernel;
   int64_t batch = 1;
   void* const* values = nullptr;           // address of every value of the program
   const LinearBinding* linears = nullptr;  // of every linear layer, for this batch's bucket
   void* scratch = nullptr;
+  const Value* forms = nullptr;  // type and row stride of every value
 };
 
 struct Step;

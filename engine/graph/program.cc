@@ -5,6 +5,12 @@
 
 namespace espalier::graph {
 
+size_t BytesOf(const Value& value, int64_t batch) {
+  const int64_t elements = value.elements * batch;
+  const int64_t stored = value.width > 0 ? elements / value.width * value.row_stride : elements;
+  return static_cast<size_t>(stored) * SizeOf(value.storage);
+}
+
 std::string Listing(const Program& program) {
   std::string text;
   for (const Step& step : program.steps) {

@@ -31,7 +31,12 @@ struct Value {
   DType storage = DType::kFloat32;
   int64_t elements = 0;  // per item; of a constant: all
   std::shared_ptr<const Tensor> constant;
+  // On a GPU: rows of `width` elements, `row_stride` elements apart. 0: all elements back to back.
+  int64_t width = 0, row_stride = 0;
 };
+
+// Memory of a value at `batch` items.
+size_t BytesOf(const Value& value, int64_t batch);
 
 // A constant matrix that linear layers multiply with, [out, in].
 struct Weight {

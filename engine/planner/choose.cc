@@ -135,6 +135,28 @@ std::vector<int> EmptyOptions(const CostTable& table, const std::vector<int>& op
 
 std::string MicrosText(double micros) { return absl::StrFormat("%.3g us", micros); }
 
+std::vector<int> ChooseAmong(const CostTable& table, const std::vector<int>& options,
+                             WeightMemory mode, bool deterministic, size_t dense_bytes) {
+  if (deterministic) {
+    // One option is a copy of its own: no other kernel may serve some of the buckets.
+    std::vector<Copy> copies;
+    for (int i : options) copies.push_back({{i}, table.options[i].resident_bytes});
+    return mode == WeightMemory::kSmallest ? ChooseSmallest(table, copies)
+                                           : ChooseBalanced(table, copies, 0);
+  }
+  const std::vector<Copy> copies = GroupCopies(table, options);
+  switch (mode) {
+    case WeightMemory::kSmallest:
+      return ChooseSmallest(table, copies);
+    case WeightMemory::kBalanced:
+      return ChooseBalanced(table, copies, dense_bytes);
+    case WeightMemory::kFastest:
+      break;
+  }
+  const Score score = ScoreOf(table, options);
+  return Runs(score) ? score.choice : std::vector<int>();
+}
+
 }  // namespace
 
 double TolerableMicros(double dense_micros) {
@@ -202,28 +224,11 @@ std::vector<int> ChooseOptions(const CostTable& table, WeightMemory mode, bool d
   }
   if (options.empty()) return {};
   if (std::vector<int> empty = EmptyOptions(table, options); !empty.empty()) {
-    options = std::move(empty);
-    mode = WeightMemory::kBalanced;
-    dense_bytes = 0;
+    std::vector<int> choice =
+        ChooseAmong(table, empty, WeightMemory::kBalanced, deterministic, /*dense_bytes=*/0);
+    if (!choice.empty()) return choice;  // else this device has no kernel for them
   }
-  if (deterministic) {
-    // One option is a copy of its own: no other kernel may serve some of the buckets.
-    std::vector<Copy> copies;
-    for (int i : options) copies.push_back({{i}, table.options[i].resident_bytes});
-    return mode == WeightMemory::kSmallest ? ChooseSmallest(table, copies)
-                                           : ChooseBalanced(table, copies, 0);
-  }
-  const std::vector<Copy> copies = GroupCopies(table, options);
-  switch (mode) {
-    case WeightMemory::kSmallest:
-      return ChooseSmallest(table, copies);
-    case WeightMemory::kBalanced:
-      return ChooseBalanced(table, copies, dense_bytes);
-    case WeightMemory::kFastest:
-      break;
-  }
-  const Score score = ScoreOf(table, options);
-  return Runs(score) ? score.choice : std::vector<int>();
+  return ChooseAmong(table, options, mode, deterministic, dense_bytes);
 }
 
 }  // namespace espalier::planner

@@ -39,7 +39,43 @@ constexpr double kParallelMicros = 5;
 // Every further thread adds this much of one: they share caches and memory.
 constexpr double kThreadGain = 0.8;
 
+// Multiplications per µs on an H200 (tests/bench/results/h200/linear.json, NOTES.md there; 2026-11-30): bf16 and f16 on
+// tensor cores, f32 on CUDA cores, gathers of single elements.
+double GpuRateOf(const kernels::LinearDesc& desc) {
+  if (desc.weight_dtype == DType::kFloat32)
+    return desc.layout == kernels::Layout::kDense ? 2.2e7 : 4e6;
+  const int32_t side = std::min(desc.block_rows, desc.block_cols);
+  if (desc.layout == kernels::Layout::kDense) return 3.5e8;
+  if (side >= 64) return 2.5e8;
+  if (side >= 32) return 1.2e8;
+  if (side >= 16) return 9e7;
+  return desc.layout == kernels::Layout::kDiagonal ? 9e6 : 4e6;
+}
+
+// From weights in L2 or memory, small problems; launch, first bytes and the end of a kernel.
+constexpr double kGpuBytesPerMicro = 3e6;
+constexpr double kGpuLaunchMicros = 3;
+
 }  // namespace
+
+CostEstimate EstimateLinearOnGpu(const kernels::LinearDesc& desc, int64_t stored,
+                                 size_t weight_bytes) {
+  CostEstimate estimate;
+  const double tokens = static_cast<double>(desc.tokens);
+  // Tensor cores work in tiles: fewer tokens take as long as one tile of 64.
+  const double tiled = std::max(tokens, desc.weight_dtype == DType::kFloat32 ? 1.0 : 64.0);
+  estimate.multiplications = static_cast<double>(stored) * tokens;
+  estimate.bytes = static_cast<double>(weight_bytes);
+  estimate.elements = tokens * static_cast<double>(desc.in + desc.out);
+  const bool gathers = desc.layout != kernels::Layout::kDense && desc.block_rows == 1;
+  estimate.micros =
+      kGpuLaunchMicros +
+      std::max(
+          static_cast<double>(stored) * (gathers ? tokens : tiled) / GpuRateOf(desc),
+          (estimate.bytes + estimate.elements * static_cast<double>(SizeOf(desc.weight_dtype))) /
+              kGpuBytesPerMicro);
+  return estimate;
+}
 
 CostEstimate EstimateLinear(const kernels::LinearDesc& desc, int64_t stored, size_t weight_bytes,
                             int threads) {

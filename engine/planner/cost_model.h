@@ -25,6 +25,11 @@ struct CostEstimate {
 CostEstimate EstimateLinear(const kernels::LinearDesc& desc, int64_t stored, size_t weight_bytes,
                             int threads);
 
+// The same on a GPU, where everything but the constants is one launch: µs = launch + max(multiplications / rate,
+// bytes of weight, x and y / bandwidth). x and y are of the weight's type.
+CostEstimate EstimateLinearOnGpu(const kernels::LinearDesc& desc, int64_t stored,
+                                 size_t weight_bytes);
+
 // "16.8 M multiplications, 67.1 MB: 1285 us".
 std::string ToString(const CostEstimate& estimate);
 

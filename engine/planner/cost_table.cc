@@ -15,9 +15,16 @@ constexpr double kLowestFill = 0.2;
 // Block and diagonal layouts worth trying, per kind: the block sizes beside the best are close
 // relatives of it.
 constexpr int kLayoutsPerKind = 2;
+// On a GPU kernels differ more: blocks of 64 run twice as fast as the same weight in blocks of 16 (h200/linear.json).
+constexpr int kLayoutsPerKindOnGpu = 4;
+
+// What measuring an option of a GPU takes: graph replays of 20 launches, and capturing the graph.
+constexpr double kGpuMeasuringCalls = 220;
+constexpr double kGpuMeasuringMicros = 3000;
 
 // Which layouts get candidates. One rule a line; structure.layouts is smallest first.
-std::vector<sparse::LayoutOption> PruneLayouts(const sparse::WeightStructure& structure) {
+std::vector<sparse::LayoutOption> PruneLayouts(const sparse::WeightStructure& structure,
+                                               int layouts_per_kind) {
   const size_t dense_bytes = structure.out * structure.in * SizeOf(structure.dtype);
   int of_kind[16] = {};
   std::vector<sparse::LayoutOption> kept;
@@ -28,7 +35,8 @@ std::vector<sparse::LayoutOption> PruneLayouts(const sparse::WeightStructure& st
     }
     if (layout.bytes > dense_bytes) continue;  // reads more than dense and multiplies worse
     if (layout.fill < kLowestFill) continue;   // mostly stored zeros
-    if (of_kind[static_cast<int>(layout.spec.layout)]++ >= kLayoutsPerKind) continue;  // a relative
+    if (of_kind[static_cast<int>(layout.spec.layout)]++ >= layouts_per_kind)
+      continue;  // a relative
     kept.push_back(layout);
   }
   return kept;
@@ -56,7 +64,7 @@ void CostTable::Calibrate() {
   double largest_error = 0;
   for (const auto& bucket : costs) {
     for (const Cost& cost : bucket) {
-      if (cost.measured > 0)
+      if (cost.measured > 0 && cost.measured != kCannotRun)
         largest_error = std::max(largest_error, cost.measured / cost.predicted);
     }
   }
@@ -70,7 +78,7 @@ void CostTable::Calibrate() {
       }
       double error = largest_error, nearest = kCannotRun;
       for (size_t other = 0; other < tokens.size(); ++other) {
-        if (costs[other][i].measured <= 0) continue;
+        if (costs[other][i].measured <= 0 || costs[other][i].measured == kCannotRun) continue;
         const double distance = std::abs(
             std::log2(static_cast<double>(tokens[other]) / static_cast<double>(tokens[b])));
         if (distance >= nearest) continue;
@@ -96,21 +104,35 @@ kernels::LinearDesc DescOf(const LayerOption& option, const sparse::WeightStruct
   return desc;
 }
 
+DType IoTypeOf(DType dtype, const Device& device) {
+  return device.AsCudaOrNull() != nullptr ? dtype : DType::kFloat32;
+}
+
 CostTable ListOptions(const sparse::WeightStructure& structure, std::vector<int64_t> tokens,
-                      int threads) {
+                      const Device& device) {
+  const bool is_gpu = device.AsCudaOrNull() != nullptr;
   CostTable table;
+  if (is_gpu) {
+    table.measuring_calls = kGpuMeasuringCalls;
+    table.measuring_least_micros = kGpuMeasuringMicros;
+  }
   table.tokens = std::move(tokens);
   table.costs.resize(table.tokens.size());
-  for (const sparse::LayoutOption& layout : PruneLayouts(structure)) {
-    for (const kernels::LinearVariant& variant : kernels::LinearVariants()) {
-      if (variant.layout != layout.spec.layout || variant.arch != kernels::Arch::kCpu) continue;
+  for (const sparse::LayoutOption& layout :
+       PruneLayouts(structure, is_gpu ? kLayoutsPerKindOnGpu : kLayoutsPerKind)) {
+    for (const kernels::LinearVariant& variant : device.linear_variants()) {
+      if (variant.layout != layout.spec.layout || !device.Runs(variant)) continue;
       const LayerOption option = {layout, &variant, layout.bytes};
       std::vector<Cost> costs(table.tokens.size());
       bool runs = false;
       for (size_t b = 0; b < table.tokens.size(); ++b) {
-        const kernels::LinearDesc desc = DescOf(option, structure, table.tokens[b]);
+        kernels::LinearDesc desc = DescOf(option, structure, table.tokens[b]);
+        desc.io_dtype = IoTypeOf(structure.dtype, device);
         if (!variant.supports(desc)) continue;
-        costs[b].predicted = EstimateLinear(desc, layout.stored, layout.bytes, threads).micros;
+        costs[b].predicted =
+            (is_gpu ? EstimateLinearOnGpu(desc, layout.stored, layout.bytes)
+                    : EstimateLinear(desc, layout.stored, layout.bytes, device.threads()))
+                .micros;
         runs = true;
       }
       if (!runs) continue;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/sparse/structure.h"
+#include "engine/tensor/device.h"
 #include "kernels/linear/linear.h"
 
 namespace espalier::planner {
@@ -29,7 +30,7 @@ inline constexpr double kCannotRun = std::numeric_limits<double>::infinity();
 
 struct Cost {
   double predicted = kCannotRun;  // by the cost model, µs
-  double measured = 0;            // µs; 0: not measured
+  double measured = 0;            // µs; 0: not measured, kCannotRun: tried, and refused
   double micros = kCannotRun;     // what to choose by: measured, or predicted and calibrated
 };
 
@@ -37,6 +38,9 @@ struct CostTable {
   std::vector<LayerOption> options;
   std::vector<int64_t> tokens;           // per bucket, ascending
   std::vector<std::vector<Cost>> costs;  // [bucket][option]
+  // What measuring one option in one bucket takes: so many calls of it, and at least so many µs.
+  double measuring_calls = 6;
+  double measuring_least_micros = 400;
 
   // Of the fastest dense option.
   double DenseMicros(size_t bucket) const;
@@ -51,9 +55,12 @@ struct CostTable {
 kernels::LinearDesc DescOf(const LayerOption& option, const sparse::WeightStructure& structure,
                            int64_t tokens);
 
-// All options for a weight, pruned by the rules in cost_table.cc, with predictions for `threads`.
-// A dense option is always there when a dense kernel for the weight's type exists.
+// All options for a weight on `device`, pruned by the rules in cost_table.cc, with predictions. A
+// dense option is always there when a dense kernel for the weight's type exists.
 CostTable ListOptions(const sparse::WeightStructure& structure, std::vector<int64_t> tokens,
-                      int threads);
+                      const Device& device);
+
+// What x and y are beside a weight of `dtype`: f32 on the CPU, the same on a GPU.
+DType IoTypeOf(DType dtype, const Device& device);
 
 }  // namespace espalier::planner

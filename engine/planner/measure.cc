@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "engine/planner/choose.h"
+#include "engine/planner/option_timer.h"
 
 namespace espalier::planner {
 namespace {
@@ -123,6 +124,42 @@ class BucketMeter {
   std::vector<Timed> timed_;
 };
 
+class CpuTimer final : public OptionTimer {
+ public:
+  CpuTimer(const sparse::WeightStructure& structure, const Device& device)
+      : structure_(structure), device_(device) {}
+
+  absl::Status Allocate(int64_t tokens) {
+    auto x = Buffer::Allocate(sizeof(float) * tokens * structure_.in);
+    if (!x.ok()) return x.status();
+    auto y = Buffer::Allocate(sizeof(float) * tokens * structure_.out);
+    if (!y.ok()) return y.status();
+    x_ = *std::move(x);
+    y_ = *std::move(y);
+    float* values = reinterpret_cast<float*>(x_.data());
+    for (int64_t i = 0; i < tokens * structure_.in; ++i)
+      values[i] = static_cast<float>(i % 17) / 17 - 0.5f;
+    return absl::OkStatus();
+  }
+
+  absl::Status Time(CostTable& table, size_t bucket, const std::vector<int>& options,
+                    const std::vector<std::shared_ptr<const ResidentWeight>>& weights) override {
+    BucketMeter meter(device_, reinterpret_cast<const float*>(x_.data()),
+                      reinterpret_cast<float*>(y_.data()));
+    for (size_t i = 0; i < options.size(); ++i) {
+      absl::Status added =
+          meter.Add(table, structure_, options[i], table.tokens[bucket], weights[i]);
+      if (!added.ok()) return added;
+    }
+    return meter.Run(table, bucket);
+  }
+
+ private:
+  const sparse::WeightStructure& structure_;
+  const Device& device_;
+  Buffer x_, y_;
+};
+
 bool IsKnown(const CostTable& table, size_t bucket) {
   const std::vector<int> options = WorthMeasuring(table, bucket);
   return std::all_of(options.begin(), options.end(),
@@ -132,7 +169,8 @@ bool IsKnown(const CostTable& table, size_t bucket) {
 double PredictMicros(const CostTable& table, size_t bucket, const std::vector<int>& options) {
   double micros = 0;
   for (int i : options) {
-    micros += std::max((kRounds + 2) * table.costs[bucket][i].micros, kMicrosPerOption);
+    micros += std::max(table.measuring_calls * table.costs[bucket][i].micros,
+                       table.measuring_least_micros);
   }
   return micros;
 }
@@ -149,7 +187,11 @@ class LayerMeter {
         deadline_(deadline) {}
 
   absl::StatusOr<Measured> Run() {
-    if (absl::Status status = AllocateValues(); !status.ok()) return status;
+    const CudaDevice* gpu = device_.AsCudaOrNull();
+    auto timer = gpu != nullptr ? MakeCudaTimer(table_, structure_, *gpu)
+                                : MakeCpuTimer(table_, structure_, device_);
+    if (!timer.ok()) return timer.status();
+    timer_ = *std::move(timer);
     for (size_t bucket : BucketOrder(table_.tokens.size())) {
       if (IsKnown(table_, bucket)) continue;
       table_.Calibrate();
@@ -165,20 +207,6 @@ class LayerMeter {
   }
 
  private:
-  absl::Status AllocateValues() {
-    const int64_t most = table_.tokens.back();
-    auto x = Buffer::Allocate(sizeof(float) * most * structure_.in);
-    if (!x.ok()) return x.status();
-    auto y = Buffer::Allocate(sizeof(float) * most * structure_.out);
-    if (!y.ok()) return y.status();
-    x_ = *std::move(x);
-    y_ = *std::move(y);
-    float* values = reinterpret_cast<float*>(x_.data());
-    for (int64_t i = 0; i < most * structure_.in; ++i)
-      values[i] = static_cast<float>(i % 17) / 17 - 0.5f;
-    return absl::OkStatus();
-  }
-
   // False when that would take until after the deadline.
   absl::StatusOr<bool> MeasureBucket(size_t bucket, const std::vector<int>& options) {
     const absl::Duration predicted = absl::Microseconds(PredictMicros(table_, bucket, options));
@@ -195,14 +223,8 @@ class LayerMeter {
     const absl::Duration waited = absl::Now() - asked;
     result_.waited += waited;
     deadline_ += waited;
-    BucketMeter meter(device_, reinterpret_cast<const float*>(x_.data()),
-                      reinterpret_cast<float*>(y_.data()));
-    for (size_t i = 0; i < options.size(); ++i) {
-      absl::Status added =
-          meter.Add(table_, structure_, options[i], table_.tokens[bucket], std::move(weights[i]));
-      if (!added.ok()) return added;
-    }
-    if (absl::Status status = meter.Run(table_, bucket); !status.ok()) return status;
+    if (absl::Status status = timer_->Time(table_, bucket, options, weights); !status.ok())
+      return status;
     return true;
   }
 
@@ -231,17 +253,25 @@ class LayerMeter {
   WeightCopies& copies_;
   const Device& device_;
   absl::Time deadline_;
-  Buffer x_, y_;
+  std::unique_ptr<OptionTimer> timer_;
   Measured result_;
 };
 
 }  // namespace
 
+absl::StatusOr<std::unique_ptr<OptionTimer>> MakeCpuTimer(const CostTable& table,
+                                                          const sparse::WeightStructure& structure,
+                                                          const Device& device) {
+  auto timer = std::make_unique<CpuTimer>(structure, device);
+  if (absl::Status status = timer->Allocate(table.tokens.back()); !status.ok()) return status;
+  return timer;
+}
+
 absl::StatusOr<std::shared_ptr<const ResidentWeight>> WeightCopies::For(const LayerOption& option) {
   for (const auto& [other, copy] : copies_) {
     if (SharesMemory(other, option)) return copy;
   }
-  auto made = ResidentWeight::Create(dense_, option.layout.spec, *option.variant);
+  auto made = ResidentWeight::Create(dense_, option.layout.spec, *option.variant, device_);
   if (!made.ok()) return made.status();
   copies_.emplace_back(option, *std::move(made));
   return copies_.back().second;

@@ -15,7 +15,9 @@ namespace espalier::planner {
 // The resident copies of one weight, made when first asked for.
 class WeightCopies {
  public:
-  explicit WeightCopies(const TensorView& dense) : dense_(dense) {}
+  // On `device` when it is a GPU, in host memory when it is null.
+  explicit WeightCopies(const TensorView& dense, const CudaDevice* device = nullptr)
+      : dense_(dense), device_(device) {}
 
   // The copy that `option` reads.
   absl::StatusOr<std::shared_ptr<const ResidentWeight>> For(const LayerOption& option);
@@ -24,6 +26,7 @@ class WeightCopies {
 
  private:
   const TensorView dense_;
+  const CudaDevice* device_;
   std::vector<std::pair<LayerOption, std::shared_ptr<const ResidentWeight>>> copies_;
 };
 

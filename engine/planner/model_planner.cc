@@ -21,16 +21,18 @@
 namespace espalier::planner {
 namespace {
 
-bool HasDenseKernel(DType dtype, int64_t out, int64_t in) {
+bool HasDenseKernel(const Device& device, DType dtype, int64_t out, int64_t in) {
   kernels::LinearDesc desc;
   desc.tokens = 1;
   desc.out = out;
   desc.in = in;
   desc.weight_dtype = dtype;
+  desc.io_dtype = IoTypeOf(dtype, device);
   desc.count = out * in;
-  const auto variants = kernels::LinearVariants();
+  const auto variants = device.linear_variants();
   return std::any_of(variants.begin(), variants.end(), [&](const kernels::LinearVariant& variant) {
-    return variant.layout == kernels::Layout::kDense && variant.supports(desc);
+    return variant.layout == kernels::Layout::kDense && device.Runs(variant) &&
+           variant.supports(desc);
   });
 }
 
@@ -53,10 +55,12 @@ struct LayerWork {
 
 class ModelPlanner {
  public:
-  ModelPlanner(graph::Program& program, const Device& device, const PrepareOptions& options)
+  ModelPlanner(graph::Program& program, const Device& device, const PrepareOptions& options,
+               DType compute)
       : program_(program),
         device_(device),
         options_(options),
+        compute_(compute),
         cache_(options.deterministic ? "" : options.plan_cache_dir, device) {
     result_.buckets = BatchBuckets(options.max_batch_size);
     result_.bindings.resize(result_.buckets.size());
@@ -86,6 +90,13 @@ class ModelPlanner {
   }
 
  private:
+  // What a weight of the file's `dtype` is multiplied as. On the CPU its own type, or f32 (exact) without a kernel for
+  // that; on a GPU the type of the activations.
+  DType ServedType(DType dtype, const Shape& shape) const {
+    if (device_.AsCudaOrNull() != nullptr) return compute_;
+    return HasDenseKernel(device_, dtype, shape[0], shape[1]) ? dtype : DType::kFloat32;
+  }
+
   absl::Status AnalyzeWeights() {
     weights_.resize(program_.weights.size());
     for (size_t i = 0; i < weights_.size(); ++i) {
@@ -97,10 +108,10 @@ class ModelPlanner {
       auto structure = sparse::AnalyzeStructure(work.dense->view(), {options_.flush_subnormals});
       if (!structure.ok()) return structure.status();
       const bool flush = options_.flush_subnormals && structure->subnormals > 0;
-      const bool widen = !HasDenseKernel(dtype, shape[0], shape[1]);
-      if (flush || widen) {
-        // Widening is exact; structure.layouts counts bytes of the dtype, so it is analysed again.
-        auto copy = Convert(work.dense->view(), widen ? DType::kFloat32 : dtype);
+      const DType served = ServedType(dtype, shape);
+      if (flush || served != dtype) {
+        // structure.layouts counts bytes of the dtype, so it is analysed again.
+        auto copy = Convert(work.dense->view(), served);
         if (!copy.ok()) return copy.status();
         if (flush) sparse::FlushSubnormals(*copy);
         work.dense = std::make_shared<const Tensor>(*std::move(copy));
@@ -109,7 +120,7 @@ class ModelPlanner {
       }
       work.structure = *std::move(structure);
       if (!options_.deterministic) work.pattern = PatternDigest(work.dense->view());
-      work.copies.emplace(work.dense->view());
+      work.copies.emplace(work.dense->view(), device_.AsCudaOrNull());
     }
     return absl::OkStatus();
   }
@@ -124,7 +135,7 @@ class ModelPlanner {
       layer.weight = &weights_[op->weight()];
       std::vector<int64_t> tokens;
       for (int64_t batch : result_.buckets) tokens.push_back(batch * op->tokens_per_item());
-      layer.table = ListOptions(layer.weight->structure, std::move(tokens), device_.threads());
+      layer.table = ListOptions(layer.weight->structure, std::move(tokens), device_);
       if (!options_.deterministic) {
         layer.key = cache_.KeyOf(layer.weight->pattern);
         auto found = cache_.Load(layer.key, layer.table);
@@ -262,6 +273,7 @@ class ModelPlanner {
   graph::Program& program_;
   const Device& device_;
   const PrepareOptions& options_;
+  const DType compute_;
   const PlanCache cache_;
   PlannedModel result_;
   std::vector<WeightWork> weights_;
@@ -282,8 +294,8 @@ std::vector<int64_t> BatchBuckets(int64_t max_batch_size) {
 }
 
 absl::StatusOr<PlannedModel> PlanModel(graph::Program& program, const Device& device,
-                                       const PrepareOptions& options) {
-  return ModelPlanner(program, device, options).Run();
+                                       const PrepareOptions& options, DType compute) {
+  return ModelPlanner(program, device, options, compute).Run();
 }
 
 }  // namespace espalier::planner

@@ -26,8 +26,9 @@ std::vector<int64_t> BatchBuckets(int64_t max_batch_size);
 
 // Analyses, measures (unless deterministic, or known from the cache), chooses and packs. Frees the
 // program's dense weights on the way. Errors name the node: Unimplemented when no kernel runs a
-// weight, ResourceExhausted without memory.
+// weight, ResourceExhausted without memory. On a GPU the weights become `compute`.
 absl::StatusOr<PlannedModel> PlanModel(graph::Program& program, const Device& device,
-                                       const PrepareOptions& options);
+                                       const PrepareOptions& options,
+                                       DType compute = DType::kFloat32);
 
 }  // namespace espalier::planner

@@ -74,14 +74,19 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path) {
   return text;
 }
 
+// Instead of a time: the kernel was tried, and does not run this problem on this device.
+constexpr absl::string_view kRefused = "refused";
+
 absl::Status ParseCost(absl::string_view line, Records& records) {
   const std::vector<absl::string_view> fields = absl::StrSplit(line, ' ');
   int64_t bytes = 0, tokens = 0;
-  double micros = 0;
+  double micros = kCannotRun;
+  const bool refused = fields.size() == 6 && fields[5] == kRefused;
   if (fields.size() != 6 || fields[0] != "cost" || !sparse::ParseLayoutSpec(fields[1]).ok() ||
       !absl::SimpleAtoi(fields[3], &bytes) || bytes < 0 || !absl::SimpleAtoi(fields[4], &tokens) ||
-      tokens < 1 || !absl::SimpleAtod(fields[5], &micros) || !std::isfinite(micros) ||
-      micros <= 0) {
+      tokens < 1 ||
+      (!refused &&
+       (!absl::SimpleAtod(fields[5], &micros) || !std::isfinite(micros) || micros <= 0))) {
     return absl::InvalidArgumentError(absl::StrCat("bad line '", line, "'"));
   }
   records[{std::string(fields[1]), std::string(fields[2]), tokens}] = {static_cast<size_t>(bytes),
@@ -215,8 +220,10 @@ absl::Status PlanCache::Store(const std::string& key, const CostTable& table) co
   std::string text = absl::StrCat(kMagic, "\nkey ", key, "\n");
   for (const auto& [cost_key, record] : records) {
     const auto& [layout, variant, tokens] = cost_key;
-    absl::StrAppendFormat(&text, "cost %s %s %d %d %.3f\n", layout, variant, record.resident_bytes,
-                          tokens, std::max(record.micros, 0.001));
+    absl::StrAppendFormat(
+        &text, "cost %s %s %d %d %s\n", layout, variant, record.resident_bytes, tokens,
+        record.micros == kCannotRun ? std::string(kRefused)
+                                    : absl::StrFormat("%.3f", std::max(record.micros, 0.001)));
   }
   absl::StrAppend(&text, "end ", Sha256Hex(text), "\n");
   return WriteAtomically(PathOf(directory_, key), text);

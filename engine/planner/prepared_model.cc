@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/graph/executor.h"
 #include "engine/graph/lower.h"
+#include "engine/planner/cuda_model.h"
 #include "engine/planner/model_planner.h"
 
 namespace espalier::planner {
@@ -33,16 +34,7 @@ class Model final : public PreparedModel {
     if (!planned.ok()) return planned.status();
     plan_ = std::move(planned->plan);
     weights_ = std::move(planned->weights);
-    weight_bytes_ = plan_.weight_bytes;
-    dense_bytes_ = plan_.dense_bytes;
-    absl::flat_hash_set<std::string> weights;
-    for (const graph::Weight& weight : program_.weights) weights.insert(weight.name);
-    for (const graph::Value& value : program_.values) {
-      if (value.constant == nullptr) continue;
-      weight_bytes_ += value.constant->bytes();
-      // As dense tensors, a table that is also a layer's weight would be there once.
-      if (!weights.contains(value.name)) dense_bytes_ += value.constant->bytes();
-    }
+    bytes_ = CountWeights(program_, plan_);
     executor_.emplace(program_, device, std::move(planned->buckets), std::move(planned->bindings));
     return absl::OkStatus();
   }
@@ -50,8 +42,8 @@ class Model final : public PreparedModel {
   const std::vector<formats::ValueInfo>& inputs() const override { return program_.inputs; }
   const std::vector<formats::ValueInfo>& outputs() const override { return program_.outputs; }
   const ModelPlan& plan() const override { return plan_; }
-  size_t weight_bytes() const override { return weight_bytes_; }
-  size_t dense_weight_bytes() const override { return dense_bytes_; }
+  size_t weight_bytes() const override { return bytes_.resident; }
+  size_t dense_weight_bytes() const override { return bytes_.dense; }
 
   absl::StatusOr<std::unique_ptr<ExecutionState>> NewState() const override {
     auto state = executor_->NewState();
@@ -66,12 +58,25 @@ class Model final : public PreparedModel {
  private:
   graph::Program program_;
   ModelPlan plan_;
-  size_t weight_bytes_ = 0, dense_bytes_ = 0;
+  WeightBytes bytes_;
   std::vector<std::shared_ptr<const ResidentWeight>> weights_;
   std::optional<graph::Executor> executor_;
 };
 
 }  // namespace
+
+WeightBytes CountWeights(const graph::Program& program, const ModelPlan& plan) {
+  WeightBytes bytes = {plan.weight_bytes, plan.dense_bytes};
+  absl::flat_hash_set<std::string> weights;
+  for (const graph::Weight& weight : program.weights) weights.insert(weight.name);
+  for (const graph::Value& value : program.values) {
+    if (value.constant == nullptr) continue;
+    bytes.resident += value.constant->bytes();
+    // As dense tensors, a table that is also a layer's weight would be there once.
+    if (!weights.contains(value.name)) bytes.dense += value.constant->bytes();
+  }
+  return bytes;
+}
 
 absl::StatusOr<std::unique_ptr<PreparedModel>> PreparedModel::Prepare(
     formats::ModelGraph graph, const Device& device, const PrepareOptions& options) {
@@ -81,6 +86,9 @@ absl::StatusOr<std::unique_ptr<PreparedModel>> PreparedModel::Prepare(
   }
   auto program = graph::Lower(std::move(graph), {.max_batch_size = options.max_batch_size});
   if (!program.ok()) return program.status();
+  if (const CudaDevice* gpu = device.AsCudaOrNull(); gpu != nullptr) {
+    return PrepareOnCuda(*std::move(program), *gpu, options);
+  }
   auto model = std::make_unique<Model>(*std::move(program));
   if (absl::Status status = model->Plan(device, options); !status.ok()) return status;
   return model;

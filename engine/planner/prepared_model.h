@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/formats/model_graph.h"
+#include "engine/formats/precision.h"
 #include "engine/formats/weight_memory.h"
 #include "engine/planner/plan.h"
 #include "engine/tensor/device.h"
@@ -30,6 +31,9 @@ struct PrepareOptions {
   // whatever the batch.
   bool deterministic = false;
   bool flush_subnormals = false;
+  // On a GPU: the type of weights and activations. As stored: bf16 or f16 when all weights are, else
+  // f32. The CPU computes in f32 with weights as stored.
+  formats::Precision precision = formats::Precision::kAsStored;
   // Directory for plan caches; empty: measure every time. Bad and newer cache files are ignored
   // with one log line per model.
   std::string plan_cache_dir;

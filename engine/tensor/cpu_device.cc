@@ -43,6 +43,12 @@ class CpuDevice final : public Device {
 
   std::string Description() const override { return description_; }
   int threads() const override { return threads_; }
+  std::span<const kernels::LinearVariant> linear_variants() const override {
+    return kernels::LinearVariants();
+  }
+  bool Runs(const kernels::LinearVariant& variant) const override {
+    return variant.arch == kernels::Arch::kCpu;
+  }
 
   kernels::KernelContext MakeContext() const override {
     kernels::KernelContext context;

@@ -1,14 +1,18 @@
-// device.h — the one interface between the engine and the hardware it runs on. CPU is built in; a GPU comes from a
-// module opened at start-up (design: libespalier_cuda.so) that implements this class behind its C table.
+// device.h — the one interface between the engine and the hardware it runs on. CPU is built in; a GPU (cuda_device.h)
+// comes from a module that is opened at start-up.
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 
 #include "engine/tensor/buffer.h"
 #include "kernels/base/kernel_context.h"
+#include "kernels/linear/linear.h"
 
 namespace espalier {
+
+class CudaDevice;
 
 class Device {
  public:
@@ -18,6 +22,13 @@ class Device {
   virtual int threads() const = 0;
   // A context for one caller at a time; valid while the device lives.
   virtual kernels::KernelContext MakeContext() const = 0;
+
+  // The linear kernels to choose from; those that another architecture needs are among them.
+  virtual std::span<const kernels::LinearVariant> linear_variants() const = 0;
+  // Whether `variant`, one of the above, runs here.
+  virtual bool Runs(const kernels::LinearVariant& variant) const = 0;
+  // This device as a GPU; null for the CPU.
+  virtual const CudaDevice* AsCudaOrNull() const { return nullptr; }
 };
 
 // The host CPU with `threads` threads over oneTBB; 0 means one per CPU that the cgroup's cpu.max and the affinity mask

@@ -5,6 +5,9 @@
 #include <type_traits>
 
 namespace espalier::kernels {
+namespace cuda {
+struct OpTable;  // kernels/cuda/op_table.h
+}
 
 // The instruction set a variant is written for. CPU variants dispatch AVX-512 / AVX2 / scalar inside (Highway).
 enum class Arch : uint8_t { kCpu, kSm80, kSm90 };
@@ -18,6 +21,8 @@ struct KernelContext {
   void (*parallel_for)(void* pool, int64_t n, Task task, void* arg) = nullptr;  // null: run inline
   void* pool = nullptr;    // passed to parallel_for
   void* stream = nullptr;  // cudaStream_t on a GPU
+  // The kernels of the GPU behind `stream` other than linear ones; null on the CPU.
+  const cuda::OpTable* ops = nullptr;
 
   // Runs fn(i) for i in [0, n) through parallel_for, or inline when there is only one thread or one task.
   template <typename Fn>

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/dense_matmul.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ops.h"
 
 namespace espalier::kernels::cuda {
 namespace {
@@ -119,6 +120,15 @@ constexpr Run kLinear[] = {
 #undef ESPALIER_CUDA_KERNEL_ENTRY
 };
 
+constexpr OpTable kOps = {
+    .convert = ConvertOnDevice,
+    .activate = ActivateOnDevice,
+    .binary = BinaryOnDevice,
+    .softmax = SoftmaxOnDevice,
+    .layer_norm = LayerNormOnDevice,
+    .transpose = TransposeOnDevice,
+};
+
 constexpr CudaModule kModule = {
     .abi = kCudaModuleAbi,
     .linear_args_bytes = sizeof(LinearArgs),
@@ -148,6 +158,7 @@ constexpr CudaModule kModule = {
     .linear_count = static_cast<int32_t>(CudaKernel::kCount),
     .linear = kLinear,
     .settle = Settle,
+    .ops = &kOps,
 };
 
 }  // namespace

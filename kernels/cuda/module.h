@@ -3,7 +3,7 @@
 // The engine is built without CUDA and opens the module with dlopen where a driver is present (module_loader.h).
 // `espalier_cuda_module(kCudaModuleAbi)` returns the table, or null when the module was built for another ABI number.
 // Structs cross the boundary by pointer or by value in the C++ ABI of one toolchain: a module serves the build it came
-// with. Raise the number with any change to this file, to kernels.h or to LinearArgs.
+// with. Raise the number with any change to this file, to kernels.h, to op_table.h or to the structs they pass.
 //
 // Errors   Every function returns a KernelStatus; texts are static. An error that the driver calls sticky (an illegal
 //          access, a lost device) is returned by every later call too: the process has to be restarted.
@@ -18,11 +18,12 @@
 #include "kernels/base/kernel_context.h"
 #include "kernels/base/kernel_status.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/op_table.h"
 #include "kernels/linear/linear.h"
 
 namespace espalier::kernels::cuda {
 
-constexpr uint32_t kCudaModuleAbi = 2;
+constexpr uint32_t kCudaModuleAbi = 3;
 
 struct CudaDeviceInfo {
   char name[256];
@@ -75,6 +76,8 @@ struct CudaModule {
   // Lets a library kernel choose its algorithm by timing this problem on these buffers (y is overwritten). Call it before
   // a capture; a no-op for kernels of this module.
   KernelStatus (*settle)(CudaKernel kernel, const KernelContext& ctx, const LinearArgs& args);
+
+  const OpTable* ops;  // for KernelContext::ops
 };
 
 }  // namespace espalier::kernels::cuda

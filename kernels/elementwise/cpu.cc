@@ -7,6 +7,7 @@
 // clang-format on
 #include <algorithm>
 
+#include "kernels/cuda/op_table.h"
 #include "kernels/elementwise/elementwise.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -52,8 +53,9 @@ void BinaryRows(Op op, const BinaryArgs& args, int64_t begin, int64_t end) {
   const int inner = args.rank - 1;
   const int64_t n = args.dims[inner];
   int64_t index[kMaxBroadcastRank] = {};
-  const float* a = args.a;
-  const float* b = args.b;
+  const float* a = static_cast<const float*>(args.a);
+  const float* b = static_cast<const float*>(args.b);
+  float* y = static_cast<float*>(args.y);
   int64_t rest = begin;
   for (int axis = inner - 1; axis >= 0; --axis) {
     index[axis] = rest % args.dims[axis];
@@ -62,7 +64,7 @@ void BinaryRows(Op op, const BinaryArgs& args, int64_t begin, int64_t end) {
     b += index[axis] * args.b_strides[axis];
   }
   for (int64_t row = begin; row < end; ++row) {
-    BinaryRow(op, a, args.a_strides[inner], b, args.b_strides[inner], args.y + row * n, n);
+    BinaryRow(op, a, args.a_strides[inner], b, args.b_strides[inner], y + row * n, n);
     for (int axis = inner - 1; axis >= 0; --axis) {
       a += args.a_strides[axis];
       b += args.b_strides[axis];
@@ -102,7 +104,11 @@ HWY_EXPORT(ActivateRange);
 constexpr int64_t kTaskElements = 32768;
 
 KernelStatus Binary(const KernelContext& ctx, const BinaryArgs& args) {
-  if (ctx.arch != Arch::kCpu) return {KernelCode::kUnsupported, "Binary runs on the CPU only"};
+  if (ctx.ops != nullptr) return ctx.ops->binary(ctx, args);
+  for (DType dtype : {args.a_dtype, args.b_dtype, args.y_dtype}) {
+    if (ctx.arch != Arch::kCpu || dtype != DType::kFloat32)
+      return {KernelCode::kUnsupported, "Binary: f32 on the CPU, or a device's own kernels"};
+  }
   if (args.rank < 1 || args.rank > kMaxBroadcastRank) {
     return {KernelCode::kInvalidArgument, "Binary: rank outside [1, kMaxBroadcastRank]"};
   }
@@ -118,9 +124,9 @@ KernelStatus Binary(const KernelContext& ctx, const BinaryArgs& args) {
     // One long row: cut it, since there are no rows to hand out.
     ctx.ParallelFor((args.dims[0] + kTaskElements - 1) / kTaskElements, [&](int64_t task) {
       BinaryArgs part = args;
-      part.a += task * kTaskElements * a_inner;
-      part.b += task * kTaskElements * b_inner;
-      part.y += task * kTaskElements;
+      part.a = static_cast<const float*>(args.a) + task * kTaskElements * a_inner;
+      part.b = static_cast<const float*>(args.b) + task * kTaskElements * b_inner;
+      part.y = static_cast<float*>(args.y) + task * kTaskElements;
       part.dims[0] = std::min(kTaskElements, args.dims[0] - task * kTaskElements);
       HWY_DYNAMIC_DISPATCH(BinaryRange)(part, 0, 1);
     });
@@ -134,12 +140,15 @@ KernelStatus Binary(const KernelContext& ctx, const BinaryArgs& args) {
 }
 
 KernelStatus Activate(const KernelContext& ctx, const ActivateArgs& args) {
-  if (ctx.arch != Arch::kCpu) return {KernelCode::kUnsupported, "Activate runs on the CPU only"};
+  if (ctx.ops != nullptr) return ctx.ops->activate(ctx, args);
+  if (ctx.arch != Arch::kCpu || args.dtype != DType::kFloat32)
+    return {KernelCode::kUnsupported, "Activate: f32 on the CPU, or a device's own kernels"};
   if (args.count < 0) return {KernelCode::kInvalidArgument, "Activate: negative count"};
   ctx.ParallelFor((args.count + kTaskElements - 1) / kTaskElements, [&](int64_t task) {
     const int64_t begin = task * kTaskElements;
     HWY_DYNAMIC_DISPATCH(ActivateRange)
-    (args.activation, args.x + begin, args.y + begin, std::min(kTaskElements, args.count - begin));
+    (args.activation, static_cast<const float*>(args.x) + begin,
+     static_cast<float*>(args.y) + begin, std::min(kTaskElements, args.count - begin));
   });
   return {};
 }

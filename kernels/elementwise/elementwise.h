@@ -5,13 +5,13 @@
 //
 // Shapes   y: dims[0 .. rank), contiguous row-major; strides in ELEMENTS, 0 where an operand is
 //          broadcast; the innermost stride of an operand is 0 or 1.
-// Types    f32.
+// Types    CPU: f32. GPU: f32, f16 or bf16; the operands of Binary may differ.
 // Memory   Borrowed, nothing allocated. y may be exactly x (or an operand that is not broadcast);
 //          no other overlap.
 // Limits   1 <= rank <= kMaxBroadcastRank, dims >= 0 (0 elements are a no-op).
-// Errors   kInvalidArgument for a rank or stride outside the limits, kUnsupported for an arch other
-//          than kCpu.
-// Async    CPU: returns when y is written. Thread-safe: no shared state.
+// Errors   kInvalidArgument for a rank or stride outside the limits, kUnsupported for a type that the
+//          device lacks.
+// Async    CPU: returns when y is written. GPU: enqueued on ctx.stream. Thread-safe: no shared state.
 // Determinism  Every element depends on its own inputs only: bit-identical whatever dims and
 //              threads are.
 #pragma once
@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "kernels/base/activation.h"
+#include "kernels/base/dtype.h"
 #include "kernels/base/kernel_context.h"
 #include "kernels/base/kernel_status.h"
 
@@ -45,17 +46,19 @@ struct BinaryArgs {
   int64_t dims[kMaxBroadcastRank] = {};
   int64_t a_strides[kMaxBroadcastRank] = {};
   int64_t b_strides[kMaxBroadcastRank] = {};
-  const float* a = nullptr;
-  const float* b = nullptr;
-  float* y = nullptr;
+  const void* a = nullptr;
+  const void* b = nullptr;
+  void* y = nullptr;
+  DType a_dtype = DType::kFloat32, b_dtype = DType::kFloat32, y_dtype = DType::kFloat32;
 };
 KernelStatus Binary(const KernelContext& ctx, const BinaryArgs& args);
 
 struct ActivateArgs {
   Activation activation = Activation::kNone;
-  const float* x = nullptr;
-  float* y = nullptr;
+  const void* x = nullptr;
+  void* y = nullptr;
   int64_t count = 0;
+  DType dtype = DType::kFloat32;
 };
 KernelStatus Activate(const KernelContext& ctx, const ActivateArgs& args);
 

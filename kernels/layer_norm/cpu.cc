@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cuda/op_table.h"
 #include "kernels/layer_norm/layer_norm.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -64,7 +65,8 @@ void LayerNormRow(const LayerNormArgs& args, const float* x, float* y) {
 
 void LayerNormRows(const LayerNormArgs& args, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row)
-    LayerNormRow(args, args.x + row * args.n, args.y + row * args.n);
+    LayerNormRow(args, static_cast<const float*>(args.x) + row * args.n,
+                 static_cast<float*>(args.y) + row * args.n);
 }
 
 }  // namespace
@@ -77,7 +79,9 @@ namespace espalier::kernels {
 HWY_EXPORT(LayerNormRows);
 
 KernelStatus LayerNorm(const KernelContext& ctx, const LayerNormArgs& args) {
-  if (ctx.arch != Arch::kCpu) return {KernelCode::kUnsupported, "LayerNorm runs on the CPU only"};
+  if (ctx.ops != nullptr) return ctx.ops->layer_norm(ctx, args);
+  if (ctx.arch != Arch::kCpu || args.dtype != DType::kFloat32)
+    return {KernelCode::kUnsupported, "LayerNorm: f32 on the CPU, or a device's own kernels"};
   if (args.rows < 0 || args.n < 1)
     return {KernelCode::kInvalidArgument, "LayerNorm: rows below 0 or n below 1"};
   // Some 10 µs of work per task: smaller ones cost more to hand out than to do.

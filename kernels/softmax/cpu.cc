@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/cuda/op_table.h"
 #include "kernels/softmax/softmax.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -84,8 +85,8 @@ void SoftmaxColumns(const float* x, float* y, int64_t n, int64_t inner, int64_t 
 void SoftmaxSlices(const SoftmaxArgs& args, int64_t begin, int64_t end) {
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(D()));
   for (int64_t slice = begin; slice < end; ++slice) {
-    const float* x = args.x + slice * args.n * args.inner;
-    float* y = args.y + slice * args.n * args.inner;
+    const float* x = static_cast<const float*>(args.x) + slice * args.n * args.inner;
+    float* y = static_cast<float*>(args.y) + slice * args.n * args.inner;
     if (args.inner == 1) {
       SoftmaxRow(x, y, args.n);
       continue;
@@ -106,7 +107,9 @@ namespace espalier::kernels {
 HWY_EXPORT(SoftmaxSlices);
 
 KernelStatus Softmax(const KernelContext& ctx, const SoftmaxArgs& args) {
-  if (ctx.arch != Arch::kCpu) return {KernelCode::kUnsupported, "Softmax runs on the CPU only"};
+  if (ctx.ops != nullptr) return ctx.ops->softmax(ctx, args);
+  if (ctx.arch != Arch::kCpu || args.dtype != DType::kFloat32)
+    return {KernelCode::kUnsupported, "Softmax: f32 on the CPU, or a device's own kernels"};
   if (args.outer < 0 || args.n < 1 || args.inner < 0) {
     return {KernelCode::kInvalidArgument, "Softmax: outer or inner below 0, or n below 1"};
   }

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/cuda/op_table.h"
 #include "kernels/transpose/transpose.h"
 
 namespace espalier::kernels {
@@ -84,7 +85,9 @@ void TransposeTyped(const KernelContext& ctx, const TransposeArgs& args) {
 }  // namespace
 
 KernelStatus Transpose(const KernelContext& ctx, const TransposeArgs& args) {
-  if (ctx.arch != Arch::kCpu) return {KernelCode::kUnsupported, "Transpose runs on the CPU only"};
+  if (ctx.ops != nullptr) return ctx.ops->transpose(ctx, args);
+  if (ctx.arch != Arch::kCpu)
+    return {KernelCode::kUnsupported, "Transpose: no kernels of the device"};
   if (args.rank < 1 || args.rank > kMaxTransposeRank) {
     return {KernelCode::kInvalidArgument, "Transpose: rank outside [1, kMaxTransposeRank]"};
   }

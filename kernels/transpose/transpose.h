@@ -6,8 +6,8 @@
 // Types    any of 1, 2, 4 or 8 bytes: elements are copied, never interpreted.
 // Memory   Borrowed, nothing allocated. y must not overlap x.
 // Limits   1 <= rank <= kMaxTransposeRank, dims >= 0 (0 elements are a no-op).
-// Errors   kInvalidArgument outside the limits, kUnsupported for an arch other than kCpu.
-// Async    CPU: returns when y is written. Thread-safe: no shared state.
+// Errors   kInvalidArgument outside the limits.
+// Async    CPU: returns when y is written. GPU: enqueued on ctx.stream. Thread-safe: no shared state.
 // Determinism  A copy: bit-identical.
 #pragma once
 

@@ -6,10 +6,30 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/graph/lowering.h"
+#include "kernels/cuda/op_table.h"
 
 namespace espalier::graph {
 
+// By the types that the values really have: what computes in f32 on the CPU may do so in bf16 on a GPU.
+kernels::KernelStatus CastOp::RunOnDevice(const RunContext& context, const Step& step) const {
+  const Value& x = context.forms[step.inputs[0]];
+  const Value& y = context.forms[step.output];
+  kernels::cuda::ConvertArgs args;
+  args.from = x.storage;
+  args.to = y.storage;
+  args.through = through_ == from_ || through_ == to_ ? y.storage : through_;
+  args.x = step.In<void>(context, 0);
+  args.y = step.Out<void>(context);
+  const int64_t count = item_elements_ * context.batch;
+  args.columns = x.width > 0 ? x.width : y.width > 0 ? y.width : count;
+  args.rows = args.columns > 0 ? count / args.columns : 0;
+  args.x_stride = x.width > 0 ? x.row_stride : args.columns;
+  args.y_stride = y.width > 0 ? y.row_stride : args.columns;
+  return context.kernel.ops->convert(context.kernel, args);
+}
+
 kernels::KernelStatus CastOp::Run(const RunContext& context, const Step& step) const {
+  if (context.kernel.ops != nullptr) return RunOnDevice(context, step);
   const char* from = step.In<char>(context, 0);
   char* to = step.Out<char>(context);
   const int64_t count = item_elements_ * context.batch;

@@ -17,6 +17,8 @@ class CastOp final : public Op {
   kernels::KernelStatus Run(const RunContext& context, const Step& step) const override;
 
  private:
+  kernels::KernelStatus RunOnDevice(const RunContext& context, const Step& step) const;
+
   const DType from_, through_, to_;
   const int64_t item_elements_;
 };

@@ -10,16 +10,19 @@ namespace espalier::graph {
 kernels::KernelStatus BroadcastOp::Run(const RunContext& context, const Step& step) const {
   kernels::BinaryArgs args = args_;
   args.dims[0] *= context.batch;
-  args.a = step.In<float>(context, 0);
-  args.b = step.In<float>(context, 1);
-  args.y = step.Out<float>(context);
+  args.a = step.In<void>(context, 0);
+  args.b = step.In<void>(context, 1);
+  args.y = step.Out<void>(context);
+  args.a_dtype = context.forms[step.inputs[0]].storage;
+  args.b_dtype = context.forms[step.inputs[1]].storage;
+  args.y_dtype = context.forms[step.output].storage;
   return kernels::Binary(context.kernel, args);
 }
 
 kernels::KernelStatus ActivationOp::Run(const RunContext& context, const Step& step) const {
   return kernels::Activate(context.kernel,
-                           {activation_, step.In<float>(context, 0), step.Out<float>(context),
-                            item_elements_ * context.batch});
+                           {activation_, step.In<void>(context, 0), step.Out<void>(context),
+                            item_elements_ * context.batch, context.forms[step.output].storage});
 }
 
 namespace {

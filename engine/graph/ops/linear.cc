@@ -10,19 +10,25 @@
 
 namespace espalier::graph {
 
-kernels::KernelStatus LinearOp::Run(const RunContext& context, const Step& step) const {
-  const LinearBinding& binding = context.linears[layer_];
+kernels::LinearArgs LinearOp::Args(const RunContext& context, const Step& step) const {
+  const Value& x = context.forms[step.inputs[0]];
+  const Value& y = context.forms[step.output];
   kernels::LinearArgs args;
-  args.weight = binding.weight;
-  args.x = step.In<float>(context, 0);
-  args.x_stride = in_;
-  args.y = step.Out<float>(context);
-  args.y_stride = out_;
+  args.weight = context.linears[layer_].weight;
+  args.io_dtype = x.storage;
+  args.x = step.In<void>(context, 0);
+  args.x_stride = x.width > 0 ? x.row_stride : in_;
+  args.y = step.Out<void>(context);
+  args.y_stride = y.width > 0 ? y.row_stride : out_;
   args.bias = step.inputs.size() > 1 ? step.In<float>(context, 1) : nullptr;
   args.activation = activation_;
   args.tokens = context.batch * tokens_per_item_;
   args.scratch = context.scratch;
-  return binding.variant->run(context.kernel, args);
+  return args;
+}
+
+kernels::KernelStatus LinearOp::Run(const RunContext& context, const Step& step) const {
+  return context.linears[layer_].variant->run(context.kernel, Args(context, step));
 }
 
 namespace {

@@ -15,6 +15,9 @@ class LinearOp final : public Op {
 
   kernels::KernelStatus Run(const RunContext& context, const Step& step) const override;
 
+  // What Run passes to the kernel.
+  kernels::LinearArgs Args(const RunContext& context, const Step& step) const;
+
   int layer() const { return layer_; }    // index into Program::linears and RunContext::linears
   int weight() const { return weight_; }  // index into Program::weights
   int64_t out() const { return out_; }

@@ -16,8 +16,9 @@ class SoftmaxOp final : public Op {
   SoftmaxOp(int64_t outer_per_item, int64_t n, int64_t inner)
       : outer_per_item_(outer_per_item), n_(n), inner_(inner) {}
   kernels::KernelStatus Run(const RunContext& context, const Step& step) const override {
-    return kernels::Softmax(context.kernel, {step.In<float>(context, 0), step.Out<float>(context),
-                                             outer_per_item_ * context.batch, n_, inner_});
+    return kernels::Softmax(context.kernel, {step.In<void>(context, 0), step.Out<void>(context),
+                                             outer_per_item_ * context.batch, n_, inner_,
+                                             context.forms[step.output].storage});
   }
   bool in_place() const override { return true; }
 
@@ -32,10 +33,11 @@ class LayerNormOp final : public Op {
       : rows_per_item_(rows_per_item), n_(n), epsilon_(epsilon) {}
   kernels::KernelStatus Run(const RunContext& context, const Step& step) const override {
     kernels::LayerNormArgs args;
-    args.x = step.In<float>(context, 0);
+    args.x = step.In<void>(context, 0);
+    args.dtype = context.forms[step.output].storage;
     args.scale = step.In<float>(context, 1);
     args.bias = step.inputs.size() > 2 ? step.In<float>(context, 2) : nullptr;
-    args.y = step.Out<float>(context);
+    args.y = step.Out<void>(context);
     args.rows = rows_per_item_ * context.batch;
     args.n = n_;
     args.epsilon = epsilon_;

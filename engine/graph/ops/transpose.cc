@@ -17,6 +17,7 @@ class TransposeOp final : public Op {
   kernels::KernelStatus Run(const RunContext& context, const Step& step) const override {
     kernels::TransposeArgs args = args_;
     args.dims[0] *= context.batch;
+    args.element_bytes = SizeOf(context.forms[step.output].storage);
     args.x = step.In<void>(context, 0);
     args.y = step.Out<void>(context);
     return kernels::Transpose(context.kernel, args);

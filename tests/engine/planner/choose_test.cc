@@ -77,6 +77,12 @@ TEST(ChooseTest, AWeightOfZerosTakesTheFastestEmptyLayoutInEveryMode) {
   }
 }
 
+TEST(ChooseTest, AWeightOfZerosTakesWhatRunsWhereNoKernelTakesAnEmptyLayout) {
+  CostTable table = FakeTable({{&kDense, 1000, {1, 2}}, {&kCsr, 40, {kCannotRun, kCannotRun}}});
+  table.options[1].layout.stored = 0;
+  EXPECT_THAT(ChooseOptions(table, WeightMemory::kBalanced, false, 1000), ElementsAre(0, 0));
+}
+
 TEST(ChooseTest, ACloseCallIsALayoutFasterOnAverageThatLosesSomewhereByLittle) {
   const CostTable table = FakeTable({
       {&kDense, 1000, {100, 100, 100}},

@@ -1,0 +1,194 @@
+#include "engine/graph/cuda_executor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/graph/ops/linear.h"
+#include "kernels/cuda/variants.h"
+
+namespace espalier::graph {
+
+size_t CudaExecutorState::bytes() const {
+  size_t bytes = arena_.bytes() + scratch_.bytes();
+  for (const auto* handles : {&host_inputs_, &host_outputs_, &inputs_, &outputs_}) {
+    for (const CudaHandle& handle : *handles) bytes += handle.bytes();
+  }
+  return bytes;
+}
+
+CudaExecutor::CudaExecutor(const Program& program, const CudaDevice& device,
+                           std::vector<int64_t> buckets,
+                           std::vector<std::vector<LinearBinding>> bindings)
+    : program_(program),
+      device_(device),
+      buckets_(std::move(buckets)),
+      bindings_(std::move(bindings)),
+      arena_(PlanArena(program, buckets_.back())) {
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    for (const LinearOp* linear : program.linears) {
+      const LinearBinding& binding = bindings_[b][linear->layer()];
+      const auto desc = kernels::DescOf(binding.weight, buckets_[b] * linear->tokens_per_item(),
+                                        binding.weight.dtype);
+      scratch_bytes_ = std::max(scratch_bytes_, binding.variant->scratch_bytes(desc, 1));
+    }
+  }
+}
+
+absl::StatusOr<std::unique_ptr<CudaExecutor>> CudaExecutor::Create(
+    Program& program, const CudaDevice& device, std::vector<int64_t> buckets,
+    std::vector<std::vector<LinearBinding>> bindings) {
+  std::unique_ptr<CudaExecutor> executor(
+      new CudaExecutor(program, device, std::move(buckets), std::move(bindings)));
+  executor->constants_.resize(program.values.size());
+  for (size_t i = 0; i < program.values.size(); ++i) {
+    Value& value = program.values[i];
+    if (value.role != Value::Role::kConstant) continue;
+    auto constant = device.Upload(value.constant->data(), value.constant->bytes());
+    if (!constant.ok()) return constant.status();
+    executor->constants_[i] = *std::move(constant);
+    value.constant.reset();
+  }
+  return executor;
+}
+
+size_t CudaExecutor::constant_bytes() const {
+  size_t bytes = 0;
+  for (const CudaHandle& constant : constants_) bytes += constant.bytes();
+  return bytes;
+}
+
+absl::Status CudaExecutor::Allocate(CudaExecutorState& state) const {
+  const auto place = [](absl::StatusOr<CudaHandle> made, CudaHandle& handle) -> absl::Status {
+    if (made.ok()) handle = *std::move(made);
+    return made.status();
+  };
+  for (absl::Status status : {place(device_.Allocate(arena_.bytes), state.arena_),
+                              place(device_.Allocate(scratch_bytes_), state.scratch_),
+                              place(device_.NewStream(), state.stream_)}) {
+    if (!status.ok()) return status;
+  }
+  state.host_inputs_.resize(program_.inputs.size());
+  state.inputs_.resize(program_.inputs.size());
+  state.host_outputs_.resize(program_.outputs.size());
+  state.outputs_.resize(program_.outputs.size());
+  state.values_.resize(program_.values.size(), nullptr);
+  for (size_t i = 0; i < program_.values.size(); ++i) {
+    const Value& value = program_.values[i];
+    if (value.role == Value::Role::kConstant) {
+      state.values_[i] = constants_[i].get();
+    } else if (value.role == Value::Role::kActivation) {
+      state.values_[i] = state.arena_.data() + arena_.offsets[i];
+    } else {
+      const bool is_input = value.role == Value::Role::kInput;
+      CudaHandle& host = (is_input ? state.host_inputs_ : state.host_outputs_)[value.index];
+      CudaHandle& memory = (is_input ? state.inputs_ : state.outputs_)[value.index];
+      const size_t bytes = BytesOf(value, buckets_.back());
+      absl::Status status = place(device_.AllocatePinned(bytes), host);
+      if (status.ok()) status = place(device_.Allocate(bytes), memory);
+      if (!status.ok()) return status;
+      state.values_[i] = memory.get();
+    }
+  }
+  state.context_ = device_.MakeContext();
+  state.context_.stream = state.stream_.get();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<CudaExecutorState>> CudaExecutor::NewState() const {
+  auto state = std::make_unique<CudaExecutorState>();
+  if (absl::Status status = Allocate(*state); !status.ok()) return status;
+  // What items beyond the first batches compute from.
+  for (const CudaHandle& host : state->host_inputs_)
+    std::fill_n(host.data(), host.bytes(), std::byte{0});
+  const std::lock_guard lock(device_.setup_mutex());
+  for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    if (absl::Status status = Settle(*state, bucket); !status.ok()) return status;
+    auto graph = device_.Capture(state->stream_.get(), [&] { return Enqueue(*state, bucket); });
+    if (!graph.ok()) return graph.status();
+    state->graphs_.push_back(*std::move(graph));
+    if (absl::Status status = Replay(*state, bucket); !status.ok()) return status;
+  }
+  return state;
+}
+
+RunContext CudaExecutor::ContextOf(const CudaExecutorState& state, size_t bucket) const {
+  return {state.context_,           buckets_[bucket],     state.values_.data(),
+          bindings_[bucket].data(), state.scratch_.get(), program_.values.data()};
+}
+
+absl::Status CudaExecutor::Settle(CudaExecutorState& state, size_t bucket) const {
+  const RunContext context = ContextOf(state, bucket);
+  for (const Step& step : program_.steps) {
+    const auto* linear = dynamic_cast<const LinearOp*>(step.op.get());
+    if (linear == nullptr) continue;
+    const kernels::LinearVariant* variant = bindings_[bucket][linear->layer()].variant;
+    const kernels::LinearArgs args = linear->Args(context, step);
+    const Problem problem = {variant,       args.tokens,          linear->out(),
+                             linear->in(),  args.bias != nullptr, args.activation,
+                             args.x_stride, args.y_stride};
+    if (!settled_.insert(problem).second) continue;
+    const auto status =
+        device_.module().settle(kernels::cuda::KernelOf(*variant), context.kernel, args);
+    if (!status.ok()) {
+      return device_.Explain(status, absl::StrCat(program_.source, ": node '", step.node, "', ",
+                                                  variant->name, " at batch ", context.batch));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaExecutor::EnqueueCopies(CudaExecutorState& state, size_t bucket,
+                                         Value::Role role) const {
+  for (const Value& value : program_.values) {
+    if (value.role != role) continue;
+    const bool is_input = role == Value::Role::kInput;
+    void* host = (is_input ? state.host_inputs_ : state.host_outputs_)[value.index].get();
+    void* memory = (is_input ? state.inputs_ : state.outputs_)[value.index].get();
+    const auto status =
+        device_.module().copy(is_input ? memory : host, is_input ? host : memory,
+                              BytesOf(value, buckets_[bucket]), state.stream_.get());
+    if (!status.ok()) return device_.Explain(status, absl::StrCat("copy '", value.name, "'"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaExecutor::EnqueueSteps(const CudaExecutorState& state, size_t bucket) const {
+  const RunContext context = ContextOf(state, bucket);
+  for (const Step& step : program_.steps) {
+    const kernels::KernelStatus status = step.op->Run(context, step);
+    if (!status.ok()) {
+      return device_.Explain(status, absl::StrCat(program_.source, ": node '", step.node, "' (",
+                                                  step.op_type, ") at batch ", context.batch));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaExecutor::Enqueue(CudaExecutorState& state, size_t bucket) const {
+  absl::Status status = EnqueueCopies(state, bucket, Value::Role::kInput);
+  if (status.ok()) status = EnqueueSteps(state, bucket);
+  return status.ok() ? EnqueueCopies(state, bucket, Value::Role::kOutput) : status;
+}
+
+absl::Status CudaExecutor::Replay(CudaExecutorState& state, size_t bucket) const {
+  const auto& module = device_.module();
+  kernels::KernelStatus status =
+      module.launch_graph(state.graphs_[bucket].get(), state.stream_.get());
+  if (status.ok()) status = module.synchronize_stream(state.stream_.get());
+  return status.ok() ? absl::OkStatus()
+                     : device_.Explain(status, absl::StrCat(program_.source, " at batch up to ",
+                                                            buckets_[bucket]));
+}
+
+absl::Status CudaExecutor::Run(CudaExecutorState& state, int64_t batch) const {
+  if (batch < 1 || batch > buckets_.back()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("batch ", batch, " is outside [1, ", buckets_.back(), "]"));
+  }
+  if (absl::Status status = device_.Use(); !status.ok()) return status;
+  return Replay(state,
+                std::lower_bound(buckets_.begin(), buckets_.end(), batch) - buckets_.begin());
+}
+
+}  // namespace espalier::graph

@@ -1,0 +1,84 @@
+// cuda_executor.h — runs a program on a GPU: per bucket of batch sizes one captured graph (copy in, layers, copy out),
+// launched and waited for once a batch.
+//
+//   Create     uploads constants
+//   NewState   memory of one running batch, lets library kernels choose their algorithms (once a layer and bucket),
+//              captures the graphs and replays each once, so that every kernel is loaded before anybody is served
+//   Run        one launch and one synchronisation
+//
+// A batch runs in the graph of its bucket: items beyond it are computed from whatever their inputs hold and thrown away,
+// which harms nobody, because no op mixes the items of a batch.
+#pragma once
+
+#include <memory>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/graph/arena_layout.h"
+#include "engine/graph/program.h"
+#include "engine/tensor/cuda_device.h"
+
+namespace espalier::graph {
+
+// One user at a time.
+class CudaExecutorState {
+ public:
+  void* input(int i) { return host_inputs_[i].get(); }
+  const void* output(int i) const { return host_outputs_[i].get(); }
+  // On the device and pinned.
+  size_t bytes() const;
+
+ private:
+  friend class CudaExecutor;
+  // Destroyed in reverse: graphs before what they touch.
+  std::vector<CudaHandle> host_inputs_, host_outputs_, inputs_, outputs_;
+  CudaHandle arena_, scratch_, stream_;
+  std::vector<CudaHandle> graphs_;  // per bucket
+  std::vector<void*> values_;
+  kernels::KernelContext context_;
+};
+
+class CudaExecutor {
+ public:
+  // As Executor; the program went through PrepareForDevice, and the weights of the bindings are on the device. Frees the
+  // host copies of the program's constants.
+  static absl::StatusOr<std::unique_ptr<CudaExecutor>> Create(
+      Program& program, const CudaDevice& device, std::vector<int64_t> buckets,
+      std::vector<std::vector<LinearBinding>> bindings);
+
+  // ResourceExhausted without memory; Internal, with the node, when a kernel refuses.
+  absl::StatusOr<std::unique_ptr<CudaExecutorState>> NewState() const;
+
+  // 1 <= batch <= the last bucket, else InvalidArgument. Unavailable when the device is lost.
+  absl::Status Run(CudaExecutorState& state, int64_t batch) const;
+
+  size_t constant_bytes() const;  // on the device
+
+ private:
+  CudaExecutor(const Program& program, const CudaDevice& device, std::vector<int64_t> buckets,
+               std::vector<std::vector<LinearBinding>> bindings);
+
+  absl::Status Allocate(CudaExecutorState& state) const;
+  RunContext ContextOf(const CudaExecutorState& state, size_t bucket) const;
+  absl::Status Settle(CudaExecutorState& state, size_t bucket) const;
+  absl::Status Enqueue(CudaExecutorState& state, size_t bucket) const;
+  absl::Status EnqueueCopies(CudaExecutorState& state, size_t bucket, Value::Role role) const;
+  absl::Status EnqueueSteps(const CudaExecutorState& state, size_t bucket) const;
+  absl::Status Replay(CudaExecutorState& state, size_t bucket) const;
+
+  const Program& program_;
+  const CudaDevice& device_;
+  const std::vector<int64_t> buckets_;
+  const std::vector<std::vector<LinearBinding>> bindings_;
+  const ArenaLayout arena_;
+  size_t scratch_bytes_ = 0;
+  std::vector<CudaHandle> constants_;  // per value; empty for others
+  // Problems whose library algorithm is chosen; under the device's setup mutex.
+  using Problem = std::tuple<const kernels::LinearVariant*, int64_t, int64_t, int64_t, bool,
+                             kernels::Activation, int64_t, int64_t>;
+  mutable std::set<Problem> settled_;
+};
+
+}  // namespace espalier::graph

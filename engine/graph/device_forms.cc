@@ -1,0 +1,130 @@
+#include "engine/graph/device_forms.h"
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "engine/graph/ops/cast.h"
+#include "engine/graph/ops/elementwise.h"
+#include "engine/graph/ops/linear.h"
+
+namespace espalier::graph {
+namespace {
+
+constexpr int64_t kMixed = -1;  // used with several widths, or by a step that knows no rows
+
+const LinearOp* AsLinear(const Step& step) { return dynamic_cast<const LinearOp*>(step.op.get()); }
+bool IsCast(const Step& step) { return dynamic_cast<const CastOp*>(step.op.get()) != nullptr; }
+
+class FormPlanner {
+ public:
+  FormPlanner(Program& program, DType compute) : program_(program), compute_(compute) {}
+
+  void Run() {
+    for (Value& value : program_.values) {
+      if (value.role == Value::Role::kActivation && value.storage == DType::kFloat32)
+        value.storage = compute_;
+    }
+    ChooseRows();
+    std::vector<Step> steps = std::move(program_.steps);
+    program_.steps.clear();
+    for (Step& step : steps) Adapt(std::move(step));
+  }
+
+ private:
+  // Rows where all neighbours are linear layers of one width, or conversions.
+  void ChooseRows() {
+    std::vector<int64_t> width(program_.values.size(), 0);
+    const auto meet = [&](int value, int64_t wanted) {
+      width[value] = width[value] == 0 || width[value] == wanted ? wanted : kMixed;
+    };
+    for (const Step& step : program_.steps) {
+      const LinearOp* linear = AsLinear(step);
+      if (IsCast(step)) continue;
+      for (size_t i = 0; i < step.inputs.size(); ++i)
+        meet(step.inputs[i], linear != nullptr && i == 0 ? linear->in() : kMixed);
+      meet(step.output, linear != nullptr ? linear->out() : kMixed);
+    }
+    for (const Step& step : program_.steps) {  // a conversion knows one width at a time
+      if (!IsCast(step)) continue;
+      const int64_t from = width[step.inputs[0]];
+      if (from > 0 && width[step.output] > 0 && width[step.output] != from)
+        width[step.output] = kMixed;
+    }
+    for (size_t i = 0; i < width.size(); ++i) {
+      Value& value = program_.values[i];
+      if (value.role == Value::Role::kActivation && width[i] > 0) SetRows(value, width[i]);
+    }
+  }
+
+  static void SetRows(Value& value, int64_t width) {
+    value.width = width;
+    value.row_stride = RowStrideOf(width);
+  }
+
+  bool Fits(int value, int64_t width) const {
+    const Value& form = program_.values[value];
+    if (form.storage != compute_) return false;
+    return width == 0 || form.width > 0 || width % 8 == 0;
+  }
+
+  // An activation of `like`'s size in a form that fits.
+  int NewValue(int like, int64_t width) {
+    Value value;
+    value.name = program_.values[like].name;
+    value.storage = compute_;
+    value.elements = program_.values[like].elements;
+    if (width > 0) SetRows(value, width);
+    program_.values.push_back(std::move(value));
+    return static_cast<int>(program_.values.size()) - 1;
+  }
+
+  void Convert(const Step& neighbour, int from, int to) {
+    Step step;
+    step.node = neighbour.node;
+    step.op_type = "form";
+    step.inputs = {from};
+    step.output = to;
+    const DType from_type = program_.values[from].storage, to_type = program_.values[to].storage;
+    step.op = std::make_unique<CastOp>(from_type, to_type, to_type, program_.values[from].elements);
+    program_.steps.push_back(std::move(step));
+  }
+
+  // Whether a step computes with floats and needs them in the compute type.
+  bool Computes(const Step& step) const {
+    if (IsCast(step) || dynamic_cast<const BroadcastOp*>(step.op.get()) != nullptr) return false;
+    return program_.values[step.output].storage == compute_ ||
+           program_.values[step.output].storage == DType::kFloat32;
+  }
+
+  void Adapt(Step step) {
+    if (!Computes(step)) {
+      program_.steps.push_back(std::move(step));
+      return;
+    }
+    const LinearOp* linear = AsLinear(step);
+    const int64_t in = linear != nullptr ? linear->in() : 0;
+    const int64_t out = linear != nullptr ? linear->out() : 0;
+    const int x = step.inputs[0], y = step.output;
+    if (program_.values[x].role != Value::Role::kConstant && !Fits(x, in)) {
+      step.inputs[0] = NewValue(x, in);
+      Convert(step, x, step.inputs[0]);
+    }
+    const bool converts = !Fits(y, out);
+    if (converts) step.output = NewValue(y, out);
+    program_.steps.push_back(std::move(step));
+    if (converts) {
+      const Step& made = program_.steps.back();
+      Convert(made, made.output, y);
+    }
+  }
+
+  Program& program_;
+  const DType compute_;
+};
+
+}  // namespace
+
+void PrepareForDevice(Program& program, DType compute) { FormPlanner(program, compute).Run(); }
+
+}  // namespace espalier::graph

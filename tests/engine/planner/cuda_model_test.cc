@@ -1,0 +1,233 @@
+// The whole path of a model on a GPU, over a device that is host memory.
+#include "engine/planner/cuda_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+
+#include "engine/tensor/cuda_device.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/engine/planner/mlp_builder.h"
+#include "tests/testing/fake_cuda.h"
+
+namespace espalier::planner {
+namespace {
+
+using namespace espalier::testing;  // NOLINT(google-build-using-namespace)
+using kernels::cuda::CudaKernel;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+class CudaModelTest : public ::testing::Test {
+ protected:
+  CudaModelTest() {
+    fake_.micros = ProportionalMicros;
+    auto device = CudaDevice::Open(
+        FakeCuda::Module(), {.on_lost = [this](const absl::Status& status) { lost_ = status; }});
+    device_ = *std::move(device);
+  }
+
+  absl::StatusOr<std::unique_ptr<PreparedModel>> Prepare(formats::ModelGraph graph,
+                                                         PrepareOptions options = {}) {
+    options.max_batch_size = std::min<int64_t>(options.max_batch_size, 8);
+    options.measure_budget_millis = 60'000;
+    return PreparedModel::Prepare(std::move(graph), *device_, options);
+  }
+
+  FakeCuda& fake_ = FakeCuda::Reset();
+  absl::Status lost_;
+  std::unique_ptr<CudaDevice> device_;
+};
+
+// The largest |difference| from the oracle over |expected| + 1, at several batches.
+double WorstError(const PreparedModel& model, const formats::ModelGraph& graph) {
+  auto state = model.NewState();
+  EXPECT_TRUE(state.ok()) << state.status();
+  if (!state.ok()) return INFINITY;
+  double worst = 0;
+  for (const int64_t batch : {1, 2, 3, 8, 5}) {
+    const auto inputs = RandomInputs(graph, batch, static_cast<uint32_t>(batch));
+    const auto expected = EvaluateReference(graph, inputs).at("y").data;
+    const Values& x = inputs.at("x");
+    ConvertElements(x.data.data(), DType::kFloat64, (*state)->input(0), model.inputs()[0].dtype,
+                    static_cast<int64_t>(x.data.size()));
+    const absl::Status status = model.Run(**state, batch);
+    EXPECT_TRUE(status.ok()) << status;
+    std::vector<double> y(expected.size());
+    ConvertElements((*state)->output(0), model.outputs()[0].dtype, y.data(), DType::kFloat64,
+                    static_cast<int64_t>(y.size()));
+    for (size_t i = 0; i < y.size(); ++i) {
+      const double error = std::abs(y[i] - expected[i]) / (1 + std::abs(expected[i]));
+      worst = std::isnan(error) ? INFINITY : std::max(worst, error);
+    }
+  }
+  return worst;
+}
+
+TEST_F(CudaModelTest, EveryStructureTypeAndWidthMatchesTheOracle) {
+  for (const Pattern pattern : {Pattern::kDense, Pattern::kBlocks, Pattern::kScattered,
+                                Pattern::kDiagonal, Pattern::kZero}) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+      const std::vector<int64_t> widths = {70, 96, 50, 10};
+      auto model = Prepare(MakeMlp(widths, pattern, 0.2, dtype));
+      ASSERT_TRUE(model.ok()) << model.status();
+      // Roundings to the type after every layer.
+      const double tolerance = dtype == DType::kFloat32   ? 1e-5
+                               : dtype == DType::kFloat16 ? 0.02
+                                                          : 0.1;
+      EXPECT_LT(WorstError(**model, MakeMlp(widths, pattern, 0.2, dtype)), tolerance)
+          << static_cast<int>(pattern) << " " << NameOf(dtype);
+    }
+  }
+}
+
+TEST_F(CudaModelTest, ABlockPrunedModelRunsOnBlocksAndADenseOneOnDense) {
+  auto sparse = Prepare(MakeMlp({256, 256, 256}, Pattern::kBlocks, 0.1, DType::kBFloat16));
+  auto dense = Prepare(MakeMlp({256, 256}, Pattern::kDense, 1, DType::kBFloat16));
+  ASSERT_TRUE(sparse.ok() && dense.ok());
+  EXPECT_EQ((*sparse)->plan().source, "measured");
+  EXPECT_THAT((*sparse)->plan().device, HasSubstr("Fake GPU"));
+  for (const LayerPlan& layer : (*sparse)->plan().layers) {
+    for (const BucketChoice& bucket : layer.buckets) {
+      EXPECT_THAT(bucket.chosen.variant, HasSubstr("bf16_sm"));
+      EXPECT_TRUE(bucket.chosen.measured);
+      EXPECT_LT(bucket.chosen.micros, bucket.dense_micros);
+    }
+    EXPECT_LT(layer.weight_bytes, layer.dense_bytes / 4);
+  }
+  EXPECT_THAT((*dense)->plan().layers[0].buckets[0].chosen.variant, HasSubstr("cublaslt"));
+}
+
+TEST_F(CudaModelTest, AKernelThatRefusesItsProblemFallsToTheNext) {
+  // The fake device lacks the kernels for scattered weights, which the list of variants does not know.
+  auto model = Prepare(MakeMlp({256, 256}, Pattern::kScattered, 0.05, DType::kBFloat16));
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_TRUE((*model)->NewState().ok());
+  EXPECT_THAT((*model)->plan().layers[0].buckets[0].chosen.variant, HasSubstr("cublaslt"));
+}
+
+TEST_F(CudaModelTest, PrecisionDecidesWhatIsComputedIn) {
+  const auto graph = [] { return MakeMlp({64, 64}, Pattern::kBlocks, 0.2); };
+  auto strict = Prepare(graph());
+  auto rounded = Prepare(graph(), {.precision = formats::Precision::kBFloat16});
+  ASSERT_TRUE(strict.ok() && rounded.ok()) << strict.status() << rounded.status();
+  EXPECT_LT(WorstError(**strict, graph()), 1e-6);
+  const double error = WorstError(**rounded, graph());
+  EXPECT_GT(error, 1e-4);
+  EXPECT_LT(error, 2e-2);
+  EXPECT_EQ((*rounded)->inputs()[0].dtype, DType::kFloat32) << "the signature stays";
+}
+
+TEST_F(CudaModelTest, EqualLayersAreMeasuredOnceAndEveryBucketIsOneGraph) {
+  const auto prepare = [&](int layers) {
+    const int before = fake_.captures;
+    auto graph =
+        MakeMlp(std::vector<int64_t>(layers + 1, 128), Pattern::kBlocks, 0.2, DType::kBFloat16);
+    for (int i = 2; i <= layers; ++i) graph.initializers.erase("w" + std::to_string(i));
+    for (auto& node : graph.nodes) {
+      if (node.op_type == "Gemm") node.inputs[1] = "w1";
+    }
+    auto model = Prepare(std::move(graph));
+    EXPECT_TRUE(model.ok()) << model.status();
+    const int measuring = fake_.captures - before;
+    auto state = (*model)->NewState();
+    EXPECT_TRUE(state.ok());
+    EXPECT_EQ(fake_.captures - before - measuring, 4) << "batches 1, 2, 4, 8";
+    const int launched = fake_.launches;
+    EXPECT_TRUE((*model)->Run(**state, 3).ok());
+    EXPECT_EQ(fake_.launches - launched, 1);
+    return measuring;
+  };
+  EXPECT_EQ(prepare(1), prepare(4));
+}
+
+TEST_F(CudaModelTest, EveryGraphHasRunBeforeAnybodyIsServed) {
+  auto model = Prepare(MakeMlp({64, 64}, Pattern::kDense, 1));
+  ASSERT_TRUE(model.ok());
+  const int launched = fake_.launches;
+  ASSERT_TRUE((*model)->NewState().ok());
+  EXPECT_EQ(fake_.launches - launched, 4);
+}
+
+TEST_F(CudaModelTest, APlanIsKeptByDevice) {
+  const std::string directory = ::testing::TempDir() + "/cuda_plans";
+  std::filesystem::remove_all(directory);
+  const auto source = [&](CudaDevice& device) {
+    PrepareOptions options{.max_batch_size = 4, .plan_cache_dir = directory};
+    auto model = PreparedModel::Prepare(MakeMlp({64, 64}, Pattern::kBlocks, 0.2, DType::kBFloat16),
+                                        device, options);
+    EXPECT_TRUE(model.ok()) << model.status();
+    return (*model)->plan().source;
+  };
+  EXPECT_EQ(source(*device_), "measured");
+  EXPECT_EQ(source(*device_), "cache");
+  auto portable = CudaDevice::Open(FakeCuda::Module(), {.portable = true});
+  EXPECT_EQ(source(**portable), "measured");
+  std::filesystem::remove_all(directory);
+}
+
+TEST_F(CudaModelTest, WithoutMemoryTheLoadIsRefusedAndNothingStays) {
+  fake_.memory_bytes = 100'000;
+  auto model = Prepare(MakeMlp({512, 512}, Pattern::kDense, 1));
+  EXPECT_TRUE(absl::IsResourceExhausted(model.status())) << model.status();
+  EXPECT_THAT(std::string(model.status().message()),
+              AllOf(HasSubstr("1048576 bytes"), HasSubstr("of 100000 are free")));
+  EXPECT_TRUE(fake_.allocations.empty());
+  EXPECT_EQ(fake_.live_handles, 0);
+}
+
+TEST_F(CudaModelTest, AModelLeavesNothingBehind) {
+  {
+    auto model = Prepare(MakeMlp({64, 48, 10}, Pattern::kBlocks, 0.3, DType::kFloat16));
+    ASSERT_TRUE(model.ok());
+    auto state = (*model)->NewState();
+    ASSERT_TRUE(state.ok());
+    EXPECT_GT((*state)->arena_bytes(), 0u);
+    EXPECT_GT((*model)->weight_bytes(), 0u);
+    EXPECT_FALSE(fake_.allocations.empty());
+  }
+  EXPECT_TRUE(fake_.allocations.empty());
+  EXPECT_EQ(fake_.live_handles, 0);
+}
+
+TEST_F(CudaModelTest, ALostDeviceFailsTheBatchWithTextAndIsTold) {
+  auto model = Prepare(MakeMlp({64, 64}, Pattern::kDense, 1));
+  ASSERT_TRUE(model.ok());
+  auto state = (*model)->NewState();
+  ASSERT_TRUE(state.ok());
+  EXPECT_TRUE((*model)->Run(**state, 1).ok());
+  fake_.broken = "an illegal memory access was encountered";
+  const absl::Status status = (*model)->Run(**state, 1);
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("illegal memory access"));
+  EXPECT_EQ(lost_.message(), status.message());
+}
+
+TEST_F(CudaModelTest, OtherOpsRunOnTheDeviceToo) {
+  const auto build = [] {
+    formats::ModelGraph graph = MakeGraph({kBatch, 6, 10});
+    graph.initializers.emplace("scale", MakeTensor(DType::kFloat32, {10}, RandomData(10, 1)));
+    graph.initializers.emplace("shift", MakeTensor(DType::kFloat32, {10}, RandomData(10, 2)));
+    graph.initializers.emplace("w", MakeTensor(DType::kFloat32, {6, 9}, RandomData(54, 3)));
+    graph.nodes.push_back(MakeNode("LayerNormalization", {"x", "scale", "shift"}, {"n"}));
+    graph.nodes.push_back(
+        MakeNode("Transpose", {"n"}, {"t"}, {{"perm", std::vector<int64_t>{0, 2, 1}}}));
+    graph.nodes.push_back(MakeNode("MatMul", {"t", "w"}, {"m"}));
+    graph.nodes.push_back(MakeNode("Sigmoid", {"m"}, {"s"}));
+    graph.nodes.push_back(MakeNode("Mul", {"m", "s"}, {"p"}));
+    graph.nodes.push_back(MakeNode("Softmax", {"p"}, {"y"}));
+    return graph;
+  };
+  for (const auto precision : {formats::Precision::kAsStored, formats::Precision::kBFloat16}) {
+    auto model = Prepare(build(), {.precision = precision});
+    ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_LT(WorstError(**model, build()),
+              precision == formats::Precision::kBFloat16 ? 0.03 : 1e-5);
+  }
+}
+
+}  // namespace
+}  // namespace espalier::planner
