@@ -74,8 +74,10 @@ std::string HelpText(const CommandSpec& spec) {
       absl::StrCat("espalier ", spec.name, " — ", spec.summary, "\n\nUsage: ", Usage(spec), "\n");
   if (!spec.flags.empty()) text.append("\nFlags:\n");
   for (const FlagSpec& flag : spec.flags) {
-    absl::StrAppend(&text, "  --", flag.name, flag.value.empty() ? "" : " ", flag.value, "\n      ",
-                    absl::StrReplaceAll(flag.help, {{"\n", "\n      "}}),
+    const std::string letter =
+        flag.letter == '\0' ? "" : absl::StrCat("-", std::string(1, flag.letter), ", ");
+    absl::StrAppend(&text, "  ", letter, "--", flag.name, flag.value.empty() ? "" : " ", flag.value,
+                    "\n      ", absl::StrReplaceAll(flag.help, {{"\n", "\n      "}}),
                     flag.repeated ? " May be given several times." : "", "\n");
   }
   if (!spec.details.empty()) absl::StrAppend(&text, "\n", spec.details, "\n");
@@ -127,11 +129,13 @@ absl::Status Args::ParseFlag(const CommandSpec& spec, absl::Span<const char* con
   const std::pair<absl::string_view, absl::string_view> parts =
       absl::StrSplit(argument, absl::MaxSplits('=', 1));
   const bool has_value = absl::StrContains(argument, '=');
-  const std::string name = absl::StrReplaceAll(
-      parts.first.substr(absl::StartsWith(argument, "--") ? 2 : 1), {{"-", "_"}});
-  const auto flag = std::find_if(spec.flags.begin(), spec.flags.end(),
-                                 [&](const FlagSpec& known) { return known.name == name; });
-  if (flag == spec.flags.end() || !absl::StartsWith(argument, "--")) {
+  const bool is_long = absl::StartsWith(argument, "--");
+  std::string name = absl::StrReplaceAll(parts.first.substr(is_long ? 2 : 1), {{"-", "_"}});
+  const auto flag = std::find_if(spec.flags.begin(), spec.flags.end(), [&](const FlagSpec& known) {
+    return is_long ? known.name == name
+                   : known.letter != '\0' && name == std::string(1, known.letter);
+  });
+  if (flag == spec.flags.end()) {
     std::vector<std::string> names;
     for (const FlagSpec& known : spec.flags) names.push_back(known.name);
     const std::string nearest = Nearest(name, names);
@@ -139,6 +143,7 @@ absl::Status Args::ParseFlag(const CommandSpec& spec, absl::Span<const char* con
         spec, absl::StrCat("unknown flag ", parts.first,
                            nearest.empty() ? "" : absl::StrCat("; did you mean --", nearest, "?")));
   }
+  name = flag->name;
   std::vector<std::string>& values = values_[name];
   if (!values.empty() && !flag->repeated)
     return UsageError(spec, absl::StrCat("--", name, " is given twice"));

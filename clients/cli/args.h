@@ -5,7 +5,7 @@
 //   "…"}}, …}; absl::StatusOr<Args> args = Args::Parse(kSpec, {argv + 2, argv + argc});
 //   absl::StatusOr<int64_t> threads = args->Int("threads", 0, 0, 1024);
 //
-// Syntax   --name value and --name=value; --switch takes none; dashes and underscores in names are
+// Syntax   --name value and --name=value, -x value where a flag has a letter; --switch takes none; dashes and underscores in names are
 //          the same; "--" ends the flags; everything else is a positional argument.
 // Errors   WrongUsage, naming the flag, the value and what would do: unknown or repeated flags,
 //          missing or surplus values and positionals, values out of range.
@@ -28,6 +28,7 @@ struct FlagSpec {
   std::string value;  // placeholder in --help; empty for a switch
   std::string help;
   bool repeated = false;
+  char letter = '\0';  // "-o", if it has one
 };
 
 struct CommandSpec {

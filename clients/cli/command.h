@@ -3,7 +3,7 @@
 //   0  done            1  it failed (server, file, …)            2  the command line is wrong
 //
 // Results go to standard output, everything else to standard error. A new subcommand is one file
-// beside this, its declaration here and its line in commands.cc.
+// beside this, its declaration here and its line in commands.cc. A name may have two words ("delta show").
 #pragma once
 
 #include "absl/status/status.h"
@@ -22,9 +22,15 @@ struct Command {
 };
 
 Command BenchCommand();
+Command DeltaApplyCommand();
+Command DeltaComposeCommand();
+Command DeltaCreateCommand();
+Command DeltaShowCommand();
+Command DeltaVerifyCommand();
 Command EvaluateCommand();
 Command InferCommand();
 Command InspectCommand();
+Command KeygenCommand();
 Command ModelsCommand();
 Command PlanCommand();
 

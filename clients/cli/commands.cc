@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <iostream>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "clients/cli/command.h"
 
@@ -9,8 +11,9 @@ namespace {
 
 const std::vector<Command>& Commands() {
   static const auto* const commands = new std::vector<Command>{
-      ModelsCommand(), InferCommand(),   EvaluateCommand(),
-      BenchCommand(),  InspectCommand(), PlanCommand(),
+      ModelsCommand(),      InferCommand(),      EvaluateCommand(),     BenchCommand(),
+      InspectCommand(),     PlanCommand(),       DeltaCreateCommand(),  DeltaShowCommand(),
+      DeltaVerifyCommand(), DeltaApplyCommand(), DeltaComposeCommand(), KeygenCommand(),
   };
   return *commands;
 }
@@ -20,7 +23,7 @@ std::string Overview() {
       "espalier — serve sparse-pruned networks: client and offline tools\n\n"
       "Usage: espalier COMMAND [arguments] [flags]\n\nCommands:\n";
   for (const Command& command : Commands()) {
-    absl::StrAppend(&text, "  ", command.spec.name, std::string(10 - command.spec.name.size(), ' '),
+    absl::StrAppend(&text, "  ", command.spec.name, std::string(15 - command.spec.name.size(), ' '),
                     command.spec.summary, "\n");
   }
   absl::StrAppend(&text,
@@ -63,16 +66,31 @@ int RunCommandLine(absl::Span<const char* const> arguments) {
     std::cerr << Overview();
     return kExitUsage;
   }
-  const absl::string_view name = arguments.front();
+  std::string name = arguments.front();
   if (name == "--help" || name == "-h" || name == "help") {
     std::cout << Overview();
     return kExitOk;
   }
+  size_t words = 1;
+  const bool begins_longer = std::any_of(
+      Commands().begin(), Commands().end(),
+      [&](const Command& command) { return absl::StartsWith(command.spec.name, name + " "); });
+  if (begins_longer && arguments.size() > 1) {
+    absl::StrAppend(&name, " ", arguments[1]);
+    words = 2;
+  }
   std::vector<std::string> names;
   for (const Command& command : Commands()) {
-    if (command.spec.name == name) return Run(command, arguments.subspan(1));
+    if (command.spec.name == name) return Run(command, arguments.subspan(words));
     names.push_back(command.spec.name);
   }
+  if (words == 2 && WantsHelp(arguments)) {
+    std::cout << Overview();
+    return kExitOk;
+  }
+  if (begins_longer && words == 1)
+    return Fail(
+        WrongUsage(absl::StrCat("'", name, "' needs a second word; espalier --help lists them")));
   const std::string nearest = Nearest(name, names);
   return Fail(
       WrongUsage(absl::StrCat("unknown command '", name, "'",

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/formats/names.h"
 #include "engine/formats/onnx_graph.h"
+#include "engine/formats/onnx_model.h"
 #include "engine/formats/onnx_tensor.h"
 #include "engine/formats/onnx_wire.h"
 
@@ -31,28 +32,6 @@ constexpr int64_t kFreeParsedBytes = int64_t{64} << 20;
 constexpr int64_t kMaxParseExpansion = 16;
 
 using ModelPtr = std::unique_ptr<onnx::ModelProto>;
-
-absl::StatusOr<ModelPtr> Parse(absl::string_view bytes, const ReadLimits& limits) {
-  const auto size = static_cast<int64_t>(bytes.size());
-  const int64_t max_file_bytes = std::min<int64_t>(limits.max_file_bytes, INT_MAX);
-  if (size > max_file_bytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("has ", size, " bytes, the limit is ", max_file_bytes));
-  }
-  const int64_t max_parsed_bytes =
-      std::min(limits.max_parsed_bytes, kFreeParsedBytes + kMaxParseExpansion * size);
-  const auto parsed_bytes = ParsedBytes(bytes, *onnx::ModelProto::descriptor(), max_parsed_bytes);
-  if (!parsed_bytes.ok()) return parsed_bytes.status();
-  auto model = std::make_unique<onnx::ModelProto>();
-  google::protobuf::io::CodedInputStream stream(reinterpret_cast<const uint8_t*>(bytes.data()),
-                                                static_cast<int>(size));
-  stream.SetTotalBytesLimit(static_cast<int>(size));
-  stream.SetRecursionLimit(kMaxOnnxNesting);
-  if (!model->ParseFromCodedStream(&stream) || !stream.ConsumedEntireMessage()) {
-    return absl::InvalidArgumentError("malformed: not a protobuf message");
-  }
-  return model;
-}
 
 // Version of ai.onnx that the model imports.
 absl::StatusOr<int64_t> OpsetOf(const onnx::ModelProto& model) {
@@ -104,6 +83,29 @@ absl::Status Annotated(const std::string& source, const absl::Status& status) {
 
 }  // namespace
 
+absl::StatusOr<std::unique_ptr<onnx::ModelProto>> ParseOnnxModel(absl::string_view bytes,
+                                                                 const ReadLimits& limits) {
+  const auto size = static_cast<int64_t>(bytes.size());
+  const int64_t max_file_bytes = std::min<int64_t>(limits.max_file_bytes, INT_MAX);
+  if (size > max_file_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("has ", size, " bytes, the limit is ", max_file_bytes));
+  }
+  const int64_t max_parsed_bytes =
+      std::min(limits.max_parsed_bytes, kFreeParsedBytes + kMaxParseExpansion * size);
+  const auto parsed_bytes = ParsedBytes(bytes, *onnx::ModelProto::descriptor(), max_parsed_bytes);
+  if (!parsed_bytes.ok()) return parsed_bytes.status();
+  auto model = std::make_unique<onnx::ModelProto>();
+  google::protobuf::io::CodedInputStream stream(reinterpret_cast<const uint8_t*>(bytes.data()),
+                                                static_cast<int>(size));
+  stream.SetTotalBytesLimit(static_cast<int>(size));
+  stream.SetRecursionLimit(kMaxOnnxNesting);
+  if (!model->ParseFromCodedStream(&stream) || !stream.ConsumedEntireMessage()) {
+    return absl::InvalidArgumentError("malformed: not a protobuf message");
+  }
+  return model;
+}
+
 bool LooksLikeOnnx(absl::string_view head) {
   google::protobuf::io::CodedInputStream stream(reinterpret_cast<const uint8_t*>(head.data()),
                                                 static_cast<int>(head.size()));
@@ -125,7 +127,8 @@ absl::StatusOr<ModelGraph> ReadOnnx(const RegularFile& file, const ReadLimits& l
   {  // the file's bytes are gone before constants are decoded
     const auto bytes = file.ReadAll(limits.max_file_bytes);
     if (!bytes.ok()) return bytes.status();
-    auto parsed = Parse({reinterpret_cast<const char*>(bytes->data()), bytes->size()}, limits);
+    auto parsed =
+        ParseOnnxModel({reinterpret_cast<const char*>(bytes->data()), bytes->size()}, limits);
     if (!parsed.ok()) return Annotated(path, parsed.status());
     model = *std::move(parsed);
   }
@@ -135,7 +138,7 @@ absl::StatusOr<ModelGraph> ReadOnnx(const RegularFile& file, const ReadLimits& l
 
 absl::StatusOr<ModelGraph> ReadOnnxBytes(absl::string_view bytes, const std::string& source,
                                          const std::string& directory, const ReadLimits& limits) {
-  auto model = Parse(bytes, limits);
+  auto model = ParseOnnxModel(bytes, limits);
   if (!model.ok()) return Annotated(source, model.status());
   auto graph = Build(*std::move(model), source, directory, limits);
   return graph.ok() ? std::move(graph) : Annotated(source, graph.status());

@@ -123,44 +123,10 @@ absl::Status CheckBools(const Tensor& tensor) {
   return absl::OkStatus();
 }
 
-struct ExternalRange {
-  std::string location;
-  int64_t offset = 0;
-  int64_t length = -1;  // to the end of the file
-};
-
 absl::Status ReadCount(absl::string_view key, const std::string& text, int64_t& value) {
   if (absl::SimpleAtoi(text, &value) && value >= 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("external data: ", key, " is ", Quoted(text), ", expected a count of bytes"));
-}
-
-absl::StatusOr<ExternalRange> ExternalRangeOf(const onnx::TensorProto& proto) {
-  ExternalRange range;
-  std::vector<absl::string_view> seen;
-  for (const auto& entry : proto.external_data()) {
-    if (std::find(seen.begin(), seen.end(), entry.key()) != seen.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("external data: ", Quoted(entry.key()), " is given twice"));
-    }
-    // Keys beside these three ("checksum", keys of other runtimes) do not say where the elements
-    // are.
-    if (entry.key() == "location") {
-      range.location = entry.value();
-    } else if (entry.key() == "offset") {
-      if (auto status = ReadCount("offset", entry.value(), range.offset); !status.ok())
-        return status;
-    } else if (entry.key() == "length") {
-      if (auto status = ReadCount("length", entry.value(), range.length); !status.ok())
-        return status;
-    } else {
-      continue;
-    }
-    seen.push_back(entry.key());
-  }
-  if (range.location.empty())
-    return absl::InvalidArgumentError("external data: no location is given");
-  return range;
 }
 
 // Values [count] and INT64 indices [count] or [count, rank].
@@ -222,6 +188,42 @@ void Scatter(const Tensor& values, absl::Span<const int64_t> positions, Tensor& 
 }
 
 }  // namespace
+
+absl::StatusOr<ExternalRange> ExternalRangeOf(const onnx::TensorProto& proto) {
+  ExternalRange range;
+  std::vector<absl::string_view> seen;
+  for (const auto& entry : proto.external_data()) {
+    if (std::find(seen.begin(), seen.end(), entry.key()) != seen.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("external data: ", Quoted(entry.key()), " is given twice"));
+    }
+    // Keys beside these three ("checksum", keys of other runtimes) do not say where the elements
+    // are.
+    if (entry.key() == "location") {
+      range.location = entry.value();
+    } else if (entry.key() == "offset") {
+      if (auto status = ReadCount("offset", entry.value(), range.offset); !status.ok())
+        return status;
+    } else if (entry.key() == "length") {
+      if (auto status = ReadCount("length", entry.value(), range.length); !status.ok())
+        return status;
+    } else {
+      continue;
+    }
+    seen.push_back(entry.key());
+  }
+  if (range.location.empty())
+    return absl::InvalidArgumentError("external data: no location is given");
+  return range;
+}
+
+absl::StatusOr<std::vector<int64_t>> OnnxSparsePositions(const onnx::SparseTensorProto& proto,
+                                                         const Tensor& indices) {
+  if (auto status = CheckSparseShapes(proto); !status.ok()) return status;
+  const auto elements = CheckedElementCount(Dims(proto.dims()));
+  if (!elements.ok()) return elements.status();
+  return Positions(indices, Dims(proto.dims()), *elements);
+}
 
 absl::StatusOr<int64_t> CheckedElementCount(absl::Span<const int64_t> dims) {
   if (dims.size() > kMaxRank) {

@@ -8,6 +8,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -21,6 +22,19 @@ namespace espalier::formats {
 // Element count of `dims` (any container of int64). InvalidArgument for a negative dimension, more
 // than kMaxRank dimensions or more than 2^62 elements.
 absl::StatusOr<int64_t> CheckedElementCount(absl::Span<const int64_t> dims);
+
+// Where a tensor's external data is; length −1: to the end of the file. The location is not checked.
+struct ExternalRange {
+  std::string location;
+  int64_t offset = 0;
+  int64_t length = -1;
+};
+absl::StatusOr<ExternalRange> ExternalRangeOf(const onnx::TensorProto& proto);
+
+// Row-major position of each entry of a sparse tensor whose decoded indices are given: in range and
+// ascending, or InvalidArgument.
+absl::StatusOr<std::vector<int64_t>> OnnxSparsePositions(const onnx::SparseTensorProto& proto,
+                                                         const Tensor& indices);
 
 // Decodes the constants of one model and adds up what they take. External data is looked for below
 // `directory`; an empty one refuses it.
