@@ -1,6 +1,6 @@
 """Triton's perf_analyzer, unmodified, against the server.
 
-Its wheel (perf-analyzer on PyPI) needs glibc 2.38, which Debian 12 has not; name a command that starts it, say inside
+Its wheel (perf-analyzer on PyPI) needs glibc 2.38, which Debian 12 has not, and dlopens libcudart.so for shared memory; name a command that starts it, say inside
 a Debian 13 root that shares /dev and the network, and these tests run:
 
     ESPALIER_PERF_ANALYZER="chroot /srv/trixie /opt/pa/bin/perf_analyzer" pytest tests/integration/test_perf_analyzer.py
@@ -44,7 +44,7 @@ def test_measures(shm_server, mode):
     metrics = ["--metrics-url", f"{shm_server.metrics_url.removeprefix('http://')}/metrics/triton"]
     run = subprocess.run(
         [*COMMAND, "-m", "mnist_block16", "-u", shm_server.url, "-i", "grpc", "--service-kind", "triton",
-         "-p", "500", "-r", "4", "-s", "90", *shlex.split(MODES[mode]), *(metrics if mode == "metrics" else [])],
+         "-p", "500", "-r", "6", "-s", "999", *shlex.split(MODES[mode]), *(metrics if mode == "metrics" else [])],
         capture_output=True, text=True, timeout=120, check=False,
     )
     output = run.stdout + run.stderr
