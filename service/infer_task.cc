@@ -75,7 +75,7 @@ absl::Status InferTask::Admit(int64_t message_bytes) {
 absl::Status InferTask::Decode(const grpc::ByteBuffer& message, DecodedRequest* request) {
   if (!message.Dump(&slices_).ok())
     return InvalidArgumentError("malformed ModelInferRequest: message cannot be unpacked");
-  std::vector<runtime::ByteSlice> pieces;
+  absl::InlinedVector<runtime::ByteSlice, 8> pieces;
   pieces.reserve(slices_.size());
   for (const grpc::Slice& slice : slices_) {
     pieces.push_back({reinterpret_cast<const std::byte*>(slice.begin()), slice.size()});
@@ -149,7 +149,7 @@ absl::Status InferTask::TakeInputs(DecodedRequest& request) {
                request.raw_inputs.size(), ", for model '", model, "'"));
   }
   inputs.reserve(request.inputs.size());
-  typed_.reserve(request.inputs.size());  // slices point into its strings, which must not move
+  if (!raw) typed_.reserve(in_message);  // slices point into its strings, which must not move
   size_t next_raw = 0;
   for (DecodedInput& input : request.inputs) {
     absl::StatusOr<runtime::ByteSlices> data;
@@ -223,14 +223,14 @@ absl::StatusOr<std::byte*> InferTask::AllocateInput(size_t bytes) {
   return memory;
 }
 
-absl::Status InferTask::TakeRequestedOutputs(const DecodedRequest& request) {
+absl::Status InferTask::TakeRequestedOutputs(DecodedRequest& request) {
   requested_outputs.reserve(request.outputs.size());
-  for (const DecodedOutput& output : request.outputs) {
+  for (DecodedOutput& output : request.outputs) {
     if (absl::Status status = TakeTarget(output); !status.ok()) {
       return absl::Status(status.code(), StrCat("output '", runtime::Printable(output.name),
                                                 "': ", status.message()));
     }
-    requested_outputs.push_back(output.name);
+    requested_outputs.push_back(std::move(output.name));
   }
   return absl::OkStatus();
 }

@@ -70,7 +70,7 @@ class InferTask : public runtime::InferRequest {
   absl::StatusOr<runtime::ByteSlices> SharedData(const DecodedInput& input);
   // Room for an input of `bytes` bytes that is not in the message.
   absl::StatusOr<std::byte*> AllocateInput(size_t bytes);
-  absl::Status TakeRequestedOutputs(const DecodedRequest& request);
+  absl::Status TakeRequestedOutputs(DecodedRequest& request);
   absl::Status TakeTarget(const DecodedOutput& output);
   // Takes an output to its target: to shared memory, or as classes into `classes`. `part` is then
   // what the response says of it, and `from` where its bytes in the response come from.
