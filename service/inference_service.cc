@@ -7,6 +7,7 @@
 #include "service/infer_stream.h"
 #include "service/log_settings.h"
 #include "service/model_messages.h"
+#include "service/repository_control.h"
 #include "service/rpc_scope.h"
 
 namespace espalier::service {
@@ -16,8 +17,15 @@ using grpc::CallbackServerContext;
 using grpc::ServerUnaryReactor;
 
 // What clients may rely on; perf_analyzer acts on "statistics".
-constexpr const char* kExtensions[] = {"binary_tensor_data", "classification", "logging",
-                                       "model_configuration", "statistics"};
+constexpr const char* kExtensions[] = {
+    "binary_tensor_data",
+    "classification",
+    "logging",
+    "model_configuration",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "statistics",
+};
 
 absl::Status NotOffered(Rpc rpc) {
   return absl::UnimplementedError(absl::StrCat(NameOf(rpc), " is not offered by this server"));
@@ -31,14 +39,15 @@ using RawInfer = Methods::WithRawCallbackMethod_ModelInfer<
     Methods::WithRawCallbackMethod_ModelStreamInfer<Methods::Service>>;
 #define ESPALIER_RAW(name) Methods::WithRawCallbackMethod_##name <
 #define ESPALIER_CLOSE(name) >
-using Base = ESPALIER_OFFERED_RPCS(ESPALIER_RAW) ESPALIER_REFUSED_RPCS(ESPALIER_RAW) RawInfer
-    ESPALIER_REFUSED_RPCS(ESPALIER_CLOSE) ESPALIER_OFFERED_RPCS(ESPALIER_CLOSE);
+using Base = ESPALIER_OFFERED_RPCS(ESPALIER_RAW) ESPALIER_REPOSITORY_RPCS(ESPALIER_RAW)
+    ESPALIER_REFUSED_RPCS(ESPALIER_RAW) RawInfer ESPALIER_REFUSED_RPCS(ESPALIER_CLOSE)
+        ESPALIER_REPOSITORY_RPCS(ESPALIER_CLOSE) ESPALIER_OFFERED_RPCS(ESPALIER_CLOSE);
 #undef ESPALIER_RAW
 #undef ESPALIER_CLOSE
 
 class InferenceService final : public Base {
  public:
-  explicit InferenceService(ServiceState& state) : state_(state) {}
+  explicit InferenceService(ServiceState& state) : state_(state), repository_(state) {}
 
   using Base::ModelInfer;  // the parsed form, which is never called
   ServerUnaryReactor* ModelInfer(CallbackServerContext* context, const ByteBuffer* request,
@@ -62,6 +71,15 @@ class InferenceService final : public Base {
   }
   ESPALIER_OFFERED_RPCS(ESPALIER_SERVE)
 #undef ESPALIER_SERVE
+
+#define ESPALIER_CONTROL(name)                                                        \
+  using Base::name;                                                                   \
+  ServerUnaryReactor* name(CallbackServerContext* context, const ByteBuffer* request, \
+                           ByteBuffer* response) override {                           \
+    return repository_.name(context, request, response);                              \
+  }
+  ESPALIER_REPOSITORY_RPCS(ESPALIER_CONTROL)
+#undef ESPALIER_CONTROL
 
 #define ESPALIER_REFUSE(name)                                                                   \
   using Base::name;                                                                             \
@@ -212,6 +230,7 @@ class InferenceService final : public Base {
   }
 
   ServiceState& state_;
+  RepositoryControl repository_;
 };
 
 // Methods that nobody declared.

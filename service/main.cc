@@ -27,6 +27,13 @@
 ABSL_FLAG(std::vector<std::string>, model_repository, {},
           "Directories with models, comma-separated: <directory>/<model>/<version>/model.onnx. "
           "Only ever read.");
+ABSL_FLAG(std::string, model_control_mode, "none",
+          "Which models are served: none (all that the repository holds at start), poll (what it "
+          "holds at any time) or explicit (what clients load).");
+ABSL_FLAG(std::string, repository_poll_interval, "15s",
+          "How often mode poll looks for changes, 100ms to 24h.");
+ABSL_FLAG(std::vector<std::string>, load_model, {},
+          "Models that mode explicit loads at start, comma-separated; * for all.");
 ABSL_FLAG(std::string, address, "0.0.0.0:8001",
           "Where to listen for gRPC, host:port. Port 0 takes a free one.");
 ABSL_FLAG(std::string, metrics_address, "0.0.0.0:8002",
@@ -140,6 +147,36 @@ absl::Status ReadQueueFullStatus(absl::StatusCode* to) {
                                                  "', expected unavailable or resource_exhausted"));
 }
 
+absl::Status ReadControlFlags(ServerOptions& options) {
+  const std::string mode = absl::GetFlag(FLAGS_model_control_mode);
+  options.load_models = absl::GetFlag(FLAGS_load_model);
+  if (mode == "poll") {
+    options.model_control_mode = ModelControlMode::kPoll;
+  } else if (mode == "explicit") {
+    options.model_control_mode = ModelControlMode::kExplicit;
+  } else if (mode != "none") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--model_control_mode is '", mode, "', expected none, poll or explicit"));
+  }
+  if (!options.load_models.empty() && mode != "explicit") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--load_model needs --model_control_mode=explicit, got ", mode,
+                     ", which loads all models"));
+  }
+  absl::Duration& interval = options.repository_poll_interval;
+  if (absl::Status status = ReadDuration("repository_poll_interval",
+                                         absl::GetFlag(FLAGS_repository_poll_interval), &interval);
+      !status.ok()) {
+    return status;
+  }
+  if (interval < absl::Milliseconds(100)) {
+    return absl::InvalidArgumentError(absl::StrCat("--repository_poll_interval is ",
+                                                   absl::FormatDuration(interval),
+                                                   ", expected 100ms to 24h"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<ServerOptions> ReadFlags() {
   ServerOptions options;
   options.model_repositories = absl::GetFlag(FLAGS_model_repository);
@@ -161,6 +198,7 @@ absl::StatusOr<ServerOptions> ReadFlags() {
   if (options.model_repositories.empty()) {
     return absl::InvalidArgumentError("--model_repository is missing; see espalierd --help");
   }
+  if (absl::Status status = ReadControlFlags(options); !status.ok()) return status;
   for (const absl::Status& status :
        {ReadQueueFullStatus(&options.queue_full_status),
         ReadDuration("max_connection_age", absl::GetFlag(FLAGS_max_connection_age),

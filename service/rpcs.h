@@ -23,15 +23,20 @@ namespace espalier::service {
   X(TraceSetting)                 \
   X(LogSettings)
 
+// Unary RPCs that are answered later, by repository_control.h.
+#define ESPALIER_REPOSITORY_RPCS(X) \
+  X(RepositoryModelLoad)            \
+  X(RepositoryModelUnload)
+
 #define ESPALIER_REFUSED_RPCS(X) \
-  X(RepositoryModelLoad)         \
-  X(RepositoryModelUnload)       \
   X(CudaSharedMemoryStatus)      \
   X(CudaSharedMemoryRegister)    \
   X(CudaSharedMemoryUnregister)
 
 #define ESPALIER_RPCS(X) \
-  X(ModelInfer) X(ModelStreamInfer) ESPALIER_OFFERED_RPCS(X) ESPALIER_REFUSED_RPCS(X)
+  X(ModelInfer)          \
+  X(ModelStreamInfer)    \
+  ESPALIER_OFFERED_RPCS(X) ESPALIER_REPOSITORY_RPCS(X) ESPALIER_REFUSED_RPCS(X)
 
 enum class Rpc : uint8_t {
 #define ESPALIER_RPC_ENUM(name) k##name,

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -166,6 +167,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   manager.loader_threads = given.loader_threads;
   manager.default_max_pending = given.max_queue_size;
   manager.measure_budget_millis = given.measure_budget_millis;
+  const bool loads_all = absl::c_linear_search(given.load_models, "*");
+  if (given.model_control_mode == ModelControlMode::kExplicit && !loads_all)
+    manager.load_at_start = given.load_models;
+  if (given.model_control_mode == ModelControlMode::kPoll)
+    manager.poll_interval = given.repository_poll_interval;
   manager.on_started = [server = server.get()] { server->OnModelsLoaded(); };
   server->models_ = std::make_unique<runtime::ModelManager>(std::move(manager), std::move(loader));
   server->state_ = std::unique_ptr<ServiceState>(
@@ -173,7 +179,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
                        Telemetry({given.max_requests_in_flight, given.max_request_bytes_in_flight}),
                        StreamRegistry({given.max_streams, given.max_stream_requests_in_flight}),
                        SharedMemoryRegions(given.allow_system_shared_memory),
-                       Tracer(given.trace_file), given.queue_full_status});
+                       Tracer(given.trace_file), given.queue_full_status,
+                       given.model_control_mode == ModelControlMode::kExplicit});
   // Metrics first: it is the cheaper one to undo.
   if (absl::Status status = server->ListenForMetrics(); !status.ok()) return status;
   if (absl::Status status = server->Listen(); !status.ok()) return status;
@@ -292,7 +299,8 @@ Server::~Server() {
   if (grpc_ != nullptr && !state_->draining) Drain(absl::Milliseconds(100));
   exposer_.reset();
   grpc_.reset();
-  models_.reset();  // before state_, which its callback uses
+  service_.reset();  // before models_, which its thread uses
+  models_.reset();   // before state_, which its callback uses
 }
 
 }  // namespace espalier::service

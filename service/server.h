@@ -28,8 +28,15 @@ class Exposer;
 
 namespace espalier::service {
 
+// Who says which models are served: none is what the repository holds at start, poll what it holds
+// at any time, explicit the clients.
+enum class ModelControlMode : uint8_t { kNone, kPoll, kExplicit };
+
 struct ServerOptions {
   std::vector<std::string> model_repositories;
+  ModelControlMode model_control_mode = ModelControlMode::kNone;
+  absl::Duration repository_poll_interval = absl::Seconds(15);  // in mode poll
+  std::vector<std::string> load_models;                    // in mode explicit, at start; "*": all
   std::string address = "0.0.0.0:8001";                    // gRPC; port 0: a free one
   std::string metrics_address = "0.0.0.0:8002";            // Prometheus; empty: none
   std::string state_dir;                                   // empty: nothing is kept between runs

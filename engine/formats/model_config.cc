@@ -1,7 +1,10 @@
 #include "engine/formats/model_config.h"
 
+#include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/tokenizer.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <google/protobuf/text_format.h>
+#include <google/protobuf/util/json_util.h>
 
 #include "absl/strings/str_cat.h"
 #include "engine/formats/names.h"
@@ -60,14 +63,17 @@ absl::Status Annotated(const std::string& origin, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(origin, ": ", status.message()));
 }
 
+absl::Status CheckSize(const std::string& text, const std::string& origin) {
+  if (static_cast<int64_t>(text.size()) <= kMaxConfigBytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(origin, ": has ", text.size(), " bytes, the limit is ", kMaxConfigBytes));
+}
+
 }  // namespace
 
 absl::StatusOr<inference::ModelConfig> ParseModelConfig(const std::string& text,
                                                         const std::string& origin) {
-  if (static_cast<int64_t>(text.size()) > kMaxConfigBytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(origin, ": has ", text.size(), " bytes, the limit is ", kMaxConfigBytes));
-  }
+  if (auto status = CheckSize(text, origin); !status.ok()) return status;
   inference::ModelConfig config;
   FirstError errors;
   google::protobuf::TextFormat::Parser parser;
@@ -94,6 +100,34 @@ absl::StatusOr<inference::ModelConfig> ReadModelConfig(const std::string& model_
   if (!config.ok()) return config;
   if (auto status = CheckModelConfig(*config); !status.ok()) return Annotated(path, status);
   return config;
+}
+
+absl::StatusOr<inference::ModelConfig> ParseModelConfigJson(const std::string& json,
+                                                            const std::string& origin) {
+  if (auto status = CheckSize(json, origin); !status.ok()) return status;
+  inference::ModelConfig config;
+  // Strict about unknown fields, and its own limit on nesting is 100.
+  const auto parsed = google::protobuf::util::JsonStringToMessage(json, &config);
+  if (!parsed.ok()) {
+    const auto message = parsed.message();
+    return absl::InvalidArgumentError(absl::StrCat(
+        origin, ": ", Shown(absl::string_view(message.data(), message.size()), kShownPathBytes)));
+  }
+  auto status = CheckStrings(config);
+  if (status.ok()) status = CheckModelConfig(config);
+  if (!status.ok()) return Annotated(origin, status);
+  return config;
+}
+
+std::string CanonicalBytes(const inference::ModelConfig& config) {
+  std::string bytes;
+  {
+    google::protobuf::io::StringOutputStream stream(&bytes);
+    google::protobuf::io::CodedOutputStream coded(&stream);
+    coded.SetSerializationDeterministic(true);  // maps are written in the order of their keys
+    config.SerializeToCodedStream(&coded);
+  }
+  return bytes;
 }
 
 inference::DataType ConfigDataType(DType dtype) {

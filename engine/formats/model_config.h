@@ -33,6 +33,13 @@ absl::StatusOr<inference::ModelConfig> ParseModelConfig(const std::string& text,
 // when there is none (a normal case).
 absl::StatusOr<inference::ModelConfig> ReadModelConfig(const std::string& model_dir);
 
+// The same from JSON, as clients send it in a request: names of fields in either of protobuf's forms.
+absl::StatusOr<inference::ModelConfig> ParseModelConfigJson(const std::string& json,
+                                                            const std::string& origin);
+
+// Bytes that are equal for equal configs, to compare and to digest.
+std::string CanonicalBytes(const inference::ModelConfig& config);
+
 // All that can be checked without the model: known backend, names of files that stay in their
 // folder, counts in range, nothing asked for that Espalier cannot do. Appends to `warnings`, unless
 // null, one sentence for each setting that has no effect.

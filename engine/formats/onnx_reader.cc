@@ -51,7 +51,8 @@ absl::StatusOr<int64_t> OpsetOf(const onnx::ModelProto& model) {
 }
 
 absl::StatusOr<ModelGraph> Build(ModelPtr model, const std::string& source,
-                                 const std::string& directory, const ReadLimits& limits) {
+                                 const std::string& directory, const ReadLimits& limits,
+                                 const FilesInMemory* files = nullptr) {
   if (model->ir_version() < kMinIrVersion || model->ir_version() > kMaxIrVersion) {
     const std::string message =
         absl::StrCat("has the ONNX IR version ", model->ir_version(), ", supported are ",
@@ -70,7 +71,7 @@ absl::StatusOr<ModelGraph> Build(ModelPtr model, const std::string& source,
   const auto opset = OpsetOf(*model);
   if (!opset.ok()) return opset.status();
   graph.opset = *opset;
-  OnnxConstants constants(directory, limits);
+  OnnxConstants constants(directory, limits, files);
   if (auto status = ReadOnnxGraph(*model->mutable_graph(), constants, limits, graph); !status.ok())
     return status;
   if (auto status = FinishGraph(graph); !status.ok()) return status;
@@ -141,6 +142,14 @@ absl::StatusOr<ModelGraph> ReadOnnxBytes(absl::string_view bytes, const std::str
   auto model = ParseOnnxModel(bytes, limits);
   if (!model.ok()) return Annotated(source, model.status());
   auto graph = Build(*std::move(model), source, directory, limits);
+  return graph.ok() ? std::move(graph) : Annotated(source, graph.status());
+}
+
+absl::StatusOr<ModelGraph> ReadOnnxInMemory(absl::string_view bytes, const std::string& source,
+                                            const FilesInMemory& files, const ReadLimits& limits) {
+  auto model = Parse(bytes, limits);
+  if (!model.ok()) return Annotated(source, model.status());
+  auto graph = Build(*std::move(model), source, "", limits, &files);
   return graph.ok() ? std::move(graph) : Annotated(source, graph.status());
 }
 

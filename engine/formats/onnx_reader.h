@@ -30,4 +30,8 @@ absl::StatusOr<ModelGraph> ReadOnnx(const RegularFile& file, const ReadLimits& l
 absl::StatusOr<ModelGraph> ReadOnnxBytes(absl::string_view bytes, const std::string& source,
                                          const std::string& directory, const ReadLimits& limits);
 
+// The same with external data among `files`.
+absl::StatusOr<ModelGraph> ReadOnnxInMemory(absl::string_view bytes, const std::string& source,
+                                            const FilesInMemory& files, const ReadLimits& limits);
+
 }  // namespace espalier::formats

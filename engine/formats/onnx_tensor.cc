@@ -338,18 +338,11 @@ absl::StatusOr<Tensor> OnnxConstants::External(const onnx::TensorProto& proto, D
   const auto annotated = [&](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(where, ": ", status.message()));
   };
-  if (directory_.empty())
-    return annotated(absl::InvalidArgumentError("the model was not read from a folder"));
-  if (!external_ || external_location_ != range->location) {
-    auto file = RegularFile::OpenBeneath(directory_, range->location);
-    if (!file.ok()) return annotated(file.status());
-    external_ = *std::move(file);
-    external_location_ = range->location;
+  if (auto status = OpenExternal(range->location); !status.ok()) return annotated(status);
+  if (range->offset > external_size_) {
+    return SizeError(where, "bytes", range->offset, external_size_);
   }
-  if (range->offset > external_->size()) {
-    return SizeError(where, "bytes", range->offset, external_->size());
-  }
-  const int64_t available = external_->size() - range->offset;
+  const int64_t available = external_size_ - range->offset;
   const int64_t length = range->length < 0 ? available : range->length;
   if (length != bytes) {
     return SizeError(
@@ -363,10 +356,41 @@ absl::StatusOr<Tensor> OnnxConstants::External(const onnx::TensorProto& proto, D
   if (auto status = Spend(bytes); !status.ok()) return status;
   auto tensor = Tensor::Allocate(dtype, Dims(proto.dims()));
   if (!tensor.ok()) return tensor;
-  if (auto status = external_->ReadAt(range->offset, tensor->data(), bytes); !status.ok())
+  if (auto status = ReadExternal(range->offset, tensor->data(), bytes); !status.ok())
     return annotated(status);
-  if (auto status = external_->CheckUnchanged(); !status.ok()) return annotated(status);
   return tensor;
+}
+
+absl::Status OnnxConstants::OpenExternal(const std::string& location) {
+  const bool open = external_.has_value() || external_memory_ != nullptr;
+  if (open && external_location_ == location) return absl::OkStatus();
+  if (files_ != nullptr) {
+    if (!IsPathBeneath(location))
+      return absl::InvalidArgumentError("expected a path below the model's folder, without '..'");
+    const auto found = files_->find(location.substr(location.rfind("./", 0) == 0 ? 2 : 0));
+    if (found == files_->end())
+      return absl::NotFoundError("is not among the files that came with the model");
+    external_memory_ = &found->second;
+    external_size_ = static_cast<int64_t>(found->second.size());
+  } else {
+    if (directory_.empty())
+      return absl::InvalidArgumentError("the model was not read from a folder");
+    auto file = RegularFile::OpenBeneath(directory_, location);
+    if (!file.ok()) return file.status();
+    external_ = *std::move(file);
+    external_size_ = external_->size();
+  }
+  external_location_ = location;
+  return absl::OkStatus();
+}
+
+absl::Status OnnxConstants::ReadExternal(int64_t offset, void* to, int64_t bytes) const {
+  if (external_memory_ != nullptr) {
+    std::memcpy(to, external_memory_->data() + offset, static_cast<size_t>(bytes));
+    return absl::OkStatus();
+  }
+  if (auto status = external_->ReadAt(offset, to, bytes); !status.ok()) return status;
+  return external_->CheckUnchanged();
 }
 
 absl::StatusOr<Tensor> OnnxConstants::Sparse(const onnx::SparseTensorProto& proto) {

@@ -36,12 +36,13 @@ absl::StatusOr<ExternalRange> ExternalRangeOf(const onnx::TensorProto& proto);
 absl::StatusOr<std::vector<int64_t>> OnnxSparsePositions(const onnx::SparseTensorProto& proto,
                                                          const Tensor& indices);
 
-// Decodes the constants of one model and adds up what they take. External data is looked for below
-// `directory`; an empty one refuses it.
+// Decodes the constants of one model and adds up what they take. External data is looked for in
+// `files`, or when that is null below `directory`; an empty directory refuses it.
 class OnnxConstants {
  public:
-  OnnxConstants(std::string directory, const ReadLimits& limits)
-      : directory_(std::move(directory)), limits_(limits) {}
+  OnnxConstants(std::string directory, const ReadLimits& limits,
+                const FilesInMemory* files = nullptr)
+      : directory_(std::move(directory)), limits_(limits), files_(files) {}
 
   absl::StatusOr<Tensor> Dense(const onnx::TensorProto& proto);
   absl::StatusOr<Tensor> Sparse(const onnx::SparseTensorProto& proto);
@@ -52,15 +53,20 @@ class OnnxConstants {
   absl::StatusOr<Tensor> Stored(const onnx::TensorProto& proto, const OnnxElementType& type,
                                 int64_t elements);
   absl::StatusOr<Tensor> External(const onnx::TensorProto& proto, DType dtype, int64_t bytes);
+  absl::Status OpenExternal(const std::string& location);
+  absl::Status ReadExternal(int64_t offset, void* to, int64_t bytes) const;
 
   const std::string directory_;
   const ReadLimits limits_;
+  const FilesInMemory* const files_;
   int64_t total_bytes_ = 0;            // of all constants so far
   int64_t expanded_bytes_ = 0;         // of sparse ones, dense
   int64_t expanded_stored_bytes_ = 0;  // of sparse ones, as stored
   // The last external file: most models have one for all tensors.
   std::string external_location_;
   std::optional<RegularFile> external_;
+  const std::string* external_memory_ = nullptr;
+  int64_t external_size_ = 0;
 };
 
 }  // namespace espalier::formats

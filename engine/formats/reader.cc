@@ -17,13 +17,23 @@ struct Format {
   bool (*matches)(
       absl::string_view head);  // the first kHeadBytes of the file, or all of a shorter one
   absl::StatusOr<ModelGraph> (*read)(const RegularFile& file, const ReadLimits& limits);
+  absl::StatusOr<ModelGraph> (*read_memory)(absl::string_view bytes, const std::string& source,
+                                            const FilesInMemory& files, const ReadLimits& limits);
 };
 
 constexpr Format kFormats[] = {
-    {"ONNX", LooksLikeOnnx, ReadOnnx},
+    {"ONNX", LooksLikeOnnx, ReadOnnx, ReadOnnxInMemory},
 };
 
 constexpr int64_t kHeadBytes = 64;
+
+absl::Status UnknownFormat(const std::string& path, absl::string_view head) {
+  std::vector<const char*> names;
+  for (const Format& format : kFormats) names.push_back(format.name);
+  return absl::InvalidArgumentError(absl::StrCat(
+      path, ": expected a model in one of the formats ", absl::StrJoin(names, ", "), ", got ",
+      head.empty() ? "an empty file" : "a file that starts with " + Quoted(head.substr(0, 16))));
+}
 
 }  // namespace
 
@@ -33,14 +43,22 @@ absl::StatusOr<ModelGraph> ReadModel(const std::string& path, const ReadLimits& 
   std::string head(static_cast<size_t>(std::min(file->size(), kHeadBytes)), '\0');
   if (auto status = file->ReadAt(0, head.data(), static_cast<int64_t>(head.size())); !status.ok())
     return status;
-  std::vector<const char*> names;
   for (const Format& format : kFormats) {
     if (format.matches(head)) return format.read(*file, limits);
-    names.push_back(format.name);
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      path, ": expected a model in one of the formats ", absl::StrJoin(names, ", "), ", got ",
-      head.empty() ? "an empty file" : "a file that starts with " + Quoted(head.substr(0, 16))));
+  return UnknownFormat(path, head);
+}
+
+absl::StatusOr<ModelGraph> ReadModelInMemory(const FilesInMemory& files, const std::string& name,
+                                             const std::string& origin, const ReadLimits& limits) {
+  const std::string path = absl::StrCat(origin, "/", name);
+  const auto found = files.find(name);
+  if (found == files.end()) return absl::NotFoundError(absl::StrCat("there is no file ", path));
+  const absl::string_view head = absl::string_view(found->second).substr(0, kHeadBytes);
+  for (const Format& format : kFormats) {
+    if (format.matches(head)) return format.read_memory(found->second, path, files, limits);
+  }
+  return UnknownFormat(path, head);
 }
 
 }  // namespace espalier::formats

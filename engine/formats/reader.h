@@ -1,6 +1,7 @@
 // reader.h — the list of model formats. A format is one line in reader.cc and one file beside it.
 #pragma once
 
+#include <map>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -30,5 +31,14 @@ struct ReadLimits {
 // expected and got: NotFound, InvalidArgument (malformed or hostile), Unimplemented (understood,
 // unsupported), ResourceExhausted (limits); PermissionDenied and others as the file system says.
 absl::StatusOr<ModelGraph> ReadModel(const std::string& path, const ReadLimits& limits = {});
+
+// Files by their path below a folder that exists only here.
+using FilesInMemory = std::map<std::string, std::string>;
+
+// The same for the file `name` of `files`, which hold its external data too. `origin` stands for
+// the folder in messages.
+absl::StatusOr<ModelGraph> ReadModelInMemory(const FilesInMemory& files, const std::string& name,
+                                             const std::string& origin,
+                                             const ReadLimits& limits = {});
 
 }  // namespace espalier::formats

@@ -1,9 +1,13 @@
 #include "engine/runtime/model_loader.h"
 
+#include <atomic>
+#include <thread>
+
 #include "absl/strings/str_cat.h"
 #include "engine/formats/model_settings.h"
 #include "engine/formats/reader.h"
 #include "engine/runtime/log.h"
+#include "engine/runtime/statistics.h"
 
 namespace espalier::runtime {
 namespace {
@@ -19,15 +23,42 @@ absl::Status CheckPrecision(formats::Precision precision, const std::string& con
                    " is not available on the CPU: expected fp32 (or leave it out)"));
 }
 
+// Starting a thread takes some 50 µs; on a busy machine ten times that, times the number of threads.
+constexpr int64_t kStartWorkersNanos = 200'000'000;
+
 // The same error, told where it comes from.
 absl::Status InFile(const absl::Status& status, absl::string_view file) {
   return absl::Status(status.code(), absl::StrCat(file, ": ", status.message()));
 }
 
+// A device starts its workers when they are first needed, with the scheduling class of the thread
+// that needs them. So that this is never a loader in the background, they all start now: each of
+// the tasks waits a moment until there are as many threads as the device has.
+void StartWorkers(const Device& device) {
+  struct Meeting {
+    std::atomic<int> there{0};
+    int expected = 0;
+    int64_t until = 0;
+  } meeting;
+  meeting.expected = device.threads();
+  meeting.until = NowNanos() + kStartWorkersNanos;
+  const kernels::KernelContext context = device.MakeContext();
+  context.parallel_for(
+      context.pool, meeting.expected,
+      [](void* arg, int64_t) {
+        Meeting& here = *static_cast<Meeting*>(arg);
+        ++here.there;
+        while (here.there < here.expected && NowNanos() < here.until) std::this_thread::yield();
+      },
+      &meeting);
+}
+
 class FileModelLoader final : public ModelLoader {
  public:
   FileModelLoader(const Device& device, std::string plan_cache_dir)
-      : device_(device), plan_cache_dir_(std::move(plan_cache_dir)) {}
+      : device_(device), plan_cache_dir_(std::move(plan_cache_dir)) {
+    StartWorkers(device);
+  }
 
   absl::StatusOr<inference::ModelConfig> ReadConfig(const std::string& directory) override {
     auto config = formats::ReadModelConfig(directory);
@@ -42,11 +73,14 @@ class FileModelLoader final : public ModelLoader {
     if (absl::Status status = CheckPrecision(settings->precision, config_path); !status.ok()) {
       return status;
     }
-    const std::string& filename = job.config.default_model_filename();
-    const std::string model_path =
-        absl::StrCat(job.directory, "/", job.version, "/",
-                     filename.empty() ? formats::kDefaultModelFilename : filename);
-    auto graph = formats::ReadModel(model_path);
+    const std::string filename = job.config.default_model_filename().empty()
+                                     ? formats::kDefaultModelFilename
+                                     : job.config.default_model_filename();
+    const std::string folder = absl::StrCat(job.directory, "/", job.version);
+    const std::string model_path = absl::StrCat(folder, "/", filename);
+    auto graph = job.files == nullptr ? formats::ReadModel(model_path)
+                                      : formats::ReadModelInMemory(*job.files, filename, folder);
+    job.files.reset();
     if (!graph.ok()) return graph.status();
     // A config that is not there is made from the model alone.
     const bool has_config = job.config.ByteSizeLong() > 0;

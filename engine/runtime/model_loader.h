@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/formats/model_config.h"
+#include "engine/formats/reader.h"
 #include "engine/planner/prepared_model.h"
 #include "engine/runtime/labels.h"
 
@@ -16,6 +17,7 @@ struct LoadJob {
   std::string directory;  // of the model
   int64_t version = 0;
   inference::ModelConfig config;  // as read from config.pbtxt; empty when there is none
+  std::shared_ptr<const formats::FilesInMemory> files;  // in place of the version's folder, or null
   int64_t measure_budget_millis = 0;
 };
 
@@ -37,7 +39,8 @@ class ModelLoader {
 };
 
 // Reads `<directory>/<version>/<default_model_filename or model.onnx>` and prepares it on `device`,
-// which must outlive the loader and its models. `plan_cache_dir` may be empty.
+// which must outlive the loader and its models. `plan_cache_dir` may be empty. The device's workers
+// are started here, see thread_priority.h.
 std::unique_ptr<ModelLoader> MakeFileModelLoader(const Device& device, std::string plan_cache_dir);
 
 }  // namespace espalier::runtime

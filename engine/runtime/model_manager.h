@@ -1,13 +1,21 @@
-// model_manager.h — every model of the repositories: loads them on threads of its own, hands out
-// handles to versions.
+// model_manager.h — every model of the repositories: loads, swaps and unloads them on threads of its
+// own, hands out handles to versions.
 //
-//   Start ──scan──▶ per model: read config, select versions
-//                       ──▶ per version: load, plan, start instances ──▶ READY
+//   Load ──▶ the model's line ──▶ inspect ──▶ per version that changed: load, plan, start instances,
+//            (one at a time)      config,        warm up ──▶ publish (swap)
+//                                 policy,                        │ all of them well
+//                                 content                        ▼
+//                                                      unload what is no longer selected ──▶ answer
 //
-// A load that fails leaves its reason in the index and nothing else behind; other models and
-// versions keep serving. A version whose last handle is dropped (unloaded, and every request that
-// held it answered) is torn down on a loader thread: neither a request nor a front end thread ever
-// waits for that.
+// What serves keeps serving until what follows is ready, also when both have one number; a load
+// that fails leaves its reason in the index and everything else as it was. A version whose content
+// is what is served already is not loaded again. A version whose last handle is dropped (unloaded
+// or replaced, and every request that held it answered) is torn down on a loader thread.
+//
+// Threads  Loaders do what takes long. Once the server has started they work in the background
+//          (thread_priority.h), and so never touch the mutex, for which requests would then wait:
+//          every change of state happens on one thread of normal priority, the control thread. It
+//          also makes the instances, whose threads inherit its priority.
 #pragma once
 
 #include <condition_variable>
@@ -20,9 +28,13 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "engine/runtime/load_line.h"
+#include "engine/runtime/load_request.h"
 #include "engine/runtime/model_loader.h"
-#include "engine/runtime/repository.h"
+#include "engine/runtime/repository_watch.h"
 #include "engine/runtime/served_version.h"
 #include "engine/runtime/version_state.h"
 #include "engine/runtime/worker_pool.h"
@@ -36,10 +48,15 @@ class ModelManager {
     int loader_threads = 4;  // loads that run at once
     int64_t default_max_pending =
         0;  // waiting requests per version without a max_queue_size of its own; 0: no limit
-    // Time for measuring kernels at start, shared by the models that are loaded then.
+    // Time for measuring kernels at start, shared by the models that are loaded then. Later loads
+    // have it while no model serves, and none while one does: measuring takes all cores.
     int64_t measure_budget_millis = 3000;
-    // Called once, when every load that Start began has ended, well or not; on a loader thread, or
-    // in Start when there was nothing to load.
+    // The models that Start loads, by name; none: all of them.
+    std::optional<std::vector<std::string>> load_at_start;
+    // How often to look for changes in the repositories; zero: never, they are read at start.
+    absl::Duration poll_interval;
+    // Called once, when every load that Start began has ended, well or not; on the control thread,
+    // or in Start when there was nothing to load.
     std::function<void()> on_started;
   };
 
@@ -55,7 +72,8 @@ class ModelManager {
   ~ModelManager();
 
   // Lists the repositories and begins to load. NotFound or PermissionDenied when one cannot be
-  // listed; a model found in two of them is refused (its reason names both).
+  // listed, NotFound for a model of load_at_start that is in none; a model found in two of them is
+  // refused (its reason names both).
   absl::Status Start();
 
   // Whether every load that Start began has ended.
@@ -76,61 +94,94 @@ class ModelManager {
 
   // What the repositories hold and in which state, by name and version.
   std::vector<IndexEntry> Index() const;
-  // Latency of every model that was ever loaded; series live as long as the server.
+  // Latency of every model in the index.
   std::vector<std::pair<std::string, std::shared_ptr<const ModelLatency>>> Latencies() const;
   int64_t failed_loads() const;
 
-  // Reads the model's config and loads the versions that its policy selects and that are not in
-  // memory. Returns at once; the outcome is in the index. NotFound for a model that is not in a
-  // repository.
-  absl::Status Load(absl::string_view model);
-  // No new request finds the model; the memory goes when those that hold it are answered. Returns
-  // at once.
-  absl::Status Unload(absl::string_view model);
+  // Answered once, perhaps before Load returns, on a thread that `done` must not block.
+  using Done = LoadOperation::Done;
+  // Makes the model serve what its repository holds now, or what the request brings. OK when every
+  // version that it asks for is ready. Errors begin with "failed to load 'model'": InvalidArgument
+  // for a name that is none, NotFound for a model that is in no repository, ResourceExhausted when
+  // too many loads wait, Aborted when an unload overtook this one, else what kept a version from
+  // loading.
+  void Load(const std::string& model, LoadRequest request, Done done);
+  // No new request finds the model, or this version of it; the memory goes when those that hold it
+  // are answered. Overtakes loads of the same. Returns at once. NotFound for an unknown model or
+  // version.
+  absl::Status Unload(absl::string_view model, std::optional<int64_t> version = std::nullopt);
 
  private:
   struct Version {
     VersionState state = VersionState::kUnknown;
     std::string reason;
-    VersionHandle handle;              // set in kReady only
-    bool discard_when_loaded = false;  // unloaded while loading
+    VersionHandle handle;    // set in kReady only
+    VersionContent content;  // of the handle
+    bool listed = false;     // in the repository, or selected though it is not
+    int64_t resident = 0;    // which of the residents `handle` is or, in kUnloading, was
+    int64_t ticket = 0;      // of the load that may publish here; 0: none
   };
   struct Model {
-    std::string directory;
-    std::string refused;  // why no version may be loaded; empty: fine
+    std::string directory;  // empty: no repository has it
+    std::string refused;    // why no version could be looked at; empty: fine
     std::map<int64_t, Version> versions;
     std::shared_ptr<ModelLatency> latency = std::make_shared<ModelLatency>();
   };
+  using OperationPtr = std::shared_ptr<LoadOperation>;
+  struct Loading {  // one version on its way
+    OperationPtr operation;
+    int64_t version = 0;
+    int64_t ticket = 0;
+    int64_t began_nanos = 0;
+    VersionContent content;
+    std::shared_ptr<ModelLatency> latency;
+  };
 
-  // On a loader thread.
-  void LoadModel(const std::string& name, int64_t measure_budget_millis);
-  void LoadVersion(LoadJob job);
-  void Publish(const std::string& name, int64_t number,
-               absl::StatusOr<std::unique_ptr<ServedVersion>> result);
-  void Retire(ServedVersion* last);
+  // --- model_manager_load.cc, in the order in which a load goes through them. C: on the control
+  // thread, L: on a loader. ---
+  void Enqueue(OperationPtr operation);
+  void BeginNext(const std::string& name);                                     // C
+  void Inspected(const OperationPtr& operation, Inspection found);             // C
+  void LoadVersion(Loading loading, LoadJob job);                              // L
+  void MakeInstances(Loading loading, absl::StatusOr<LoadedModel> loaded);     // C
+  void Publish(const Loading& loading, absl::StatusOr<VersionHandle> result);  // C
+  void VersionDone(const OperationPtr& operation);                             // C
+  void Finish(const OperationPtr& operation);                                  // C
+  void Retire(ServedVersion* last, int64_t resident);                          // C
+  // A model that its repository no longer has: unloaded, and then out of the index.
+  void Remove(const std::string& name);
 
-  // Of the versions that `config` selects, those to load now; they are LOADING afterwards.
-  std::vector<int64_t> SelectLocked(Model& model, const inference::ModelConfig& config)
+  // Takes over what the repository holds; the versions to load, which have a ticket then.
+  std::vector<Loading> TakeOverLocked(const OperationPtr& operation, const Inspection& found)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  static void RefuseLocked(const std::string& name, Model& model, std::string reason);
+  static void RefuseLocked(const std::string& name, Model& model, const absl::Status& why);
   static void Move(Version& version, VersionState to, std::string reason);
+  // Moves a version that is ready or loading out of service.
+  static VersionHandle UnloadVersionLocked(Version& version);
+  // Drops versions, and the model, that are neither in a repository nor in use.
+  void ForgetLocked(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<VersionHandle> ActiveLocked(absl::string_view name, const Model& model) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // One LoadModel or LoadVersion less; the end of the last one that Start began ends the start.
-  void EndWork();
+  bool AnyReadyLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Scan(std::vector<std::string>& to_load) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndStartLoad();
+  std::unique_ptr<RepositoryWatch> MakeWatch();
 
   const Options options_;
   const std::unique_ptr<ModelLoader> loader_;
   mutable std::mutex mutex_;
-  std::condition_variable idle_;  // working_ or resident_ fell to zero
+  std::condition_variable idle_;  // no load and no resident is left
   std::map<std::string, Model, std::less<>> models_ ABSL_GUARDED_BY(mutex_);
-  int resident_ ABSL_GUARDED_BY(mutex_) =
-      0;                                     // versions between load and the end of their tear-down
-  int working_ ABSL_GUARDED_BY(mutex_) = 0;  // scheduled or running LoadModel and LoadVersion
+  LoadLines lines_ ABSL_GUARDED_BY(mutex_);
+  int64_t serial_ ABSL_GUARDED_BY(mutex_) = 0;   // of tickets and residents
+  int residents_ ABSL_GUARDED_BY(mutex_) = 0;    // versions between load and end of their tear-down
+  int start_loads_ ABSL_GUARDED_BY(mutex_) = 0;  // that Start began and that have not ended
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t failed_loads_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::unique_ptr<WorkerPool> pool_;
+  std::unique_ptr<RepositoryWatch> watch_;  // null: nobody looks for changes
+  WorkerPool control_;
+  WorkerPool loaders_;
 };
 
 }  // namespace espalier::runtime

@@ -4,8 +4,10 @@
 #include <filesystem>
 #include <set>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "engine/formats/regular_file.h"
 #include "engine/runtime/infer_request.h"
 #include "engine/runtime/log.h"
 
@@ -49,6 +51,10 @@ bool IsModelName(absl::string_view name) {
   };
   return !name.empty() && name.size() <= 255 && name[0] != '.' &&
          std::all_of(name.begin(), name.end(), allowed);
+}
+
+bool IsFilePath(absl::string_view path) {
+  return formats::IsPathBeneath(path) && path[0] != '.' && !absl::StrContains(path, "/.");
 }
 
 std::optional<int64_t> ParseVersion(absl::string_view text) {

@@ -28,6 +28,9 @@ struct RepositoryModel {
 // '/', '\' and '"', no leading dot.
 bool IsModelName(absl::string_view name);
 
+// A relative path without "..", empty and hidden components.
+bool IsFilePath(absl::string_view path);
+
 // "7" → 7; nullopt for "", "07", "0", "-1", "1.0", "x" and what does not fit an int64.
 std::optional<int64_t> ParseVersion(absl::string_view text);
 

@@ -1,14 +1,17 @@
 // version_state.h — the life of one version of one model.
 //
 //   UNKNOWN ──load──▶ LOADING ──loaded──▶ READY ──unload──▶ UNLOADING ──all answered──▶ UNAVAILABLE
-//      │               │    ▲                                                           │     ▲
-//      │               │    └──────────────────────────── load ─────────────────────────┘     │
+//      │               │    ▲                                   │                       │     ▲
+//      │               │    └────────────── load ───────────────┴───────────────────────┘     │
 //      │               └─────────── failed, or unloaded while loading ────────────────────────┤
 //      └─────────────────────────── refused: bad config, name taken twice ────────────────────┘
 //
 //   UNKNOWN      in the repository, never asked to load: its version policy does not select it, or
 //                its turn has not come
-//   UNLOADING    no new request finds it; those that hold it are still answered
+//   READY        stays so while other content of the same number is loaded, also when that fails:
+//                the reason then says why
+//   UNLOADING    no new request finds it; those that hold it are still answered, whatever becomes
+//                of the number meanwhile
 //   UNAVAILABLE  not in memory; the reason says why
 #pragma once
 
@@ -51,7 +54,7 @@ constexpr bool IsTransition(VersionState from, VersionState to) {
     case VersionState::kReady:
       return to == VersionState::kUnloading;
     case VersionState::kUnloading:
-      return to == VersionState::kUnavailable;
+      return to == VersionState::kLoading || to == VersionState::kUnavailable;
   }
   return false;
 }

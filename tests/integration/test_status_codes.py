@@ -67,8 +67,6 @@ def test_repository_name_is_unimplemented(stub):
 @pytest.mark.parametrize(
     "method",
     [
-        "RepositoryModelLoad",
-        "RepositoryModelUnload",
         "CudaSharedMemoryStatus",
         "CudaSharedMemoryRegister",
         "CudaSharedMemoryUnregister",

@@ -50,8 +50,9 @@ TEST_F(ServiceRpcTest, LivenessAndMetadataNameTheServer) {
       Ask<inference::ServerMetadataResponse>("ServerMetadata", inference::ServerMetadataRequest());
   EXPECT_EQ(metadata.name(), "espalier");
   EXPECT_FALSE(metadata.version().empty());
-  EXPECT_THAT(metadata.extensions(), ElementsAre("binary_tensor_data", "classification", "logging",
-                                                 "model_configuration", "statistics"));
+  EXPECT_THAT(metadata.extensions(),
+              ElementsAre("binary_tensor_data", "classification", "logging", "model_configuration",
+                          "model_repository", "model_repository(unload_dependents)", "statistics"));
 }
 
 TEST_F(ServiceRpcTest, ReadinessFollowsLoadingAndHealthFollowsReadiness) {

@@ -138,6 +138,7 @@ class FakeLoader final : public runtime::ModelLoader {
   std::map<std::string, FakeModelOptions> models;
   std::map<std::string, inference::ModelConfig> configs;
   std::map<std::string, runtime::Labels> labels;
+  std::shared_ptr<const formats::FilesInMemory> last_files;  // of the last load that had some
 
   absl::StatusOr<inference::ModelConfig> ReadConfig(const std::string& directory) override {
     const std::string name = std::filesystem::path(directory).filename();
@@ -150,6 +151,7 @@ class FakeLoader final : public runtime::ModelLoader {
     if (found == models.end()) return absl::NotFoundError("no fake for " + job.model);
     FakeControl& control = *found->second.control;
     ++control.loads;
+    if (job.files != nullptr) last_files = job.files;
     control.load_gate.Pass();
     absl::SleepFor(control.load_delay);
     if (!control.load_status.ok()) return control.load_status;
