@@ -162,8 +162,6 @@ def test_an_error_reaches_the_exception(client, digits):
 
 def test_what_is_not_offered_says_so(client):
     for call in (
-        lambda: client.load_model(NAME),
-        lambda: client.unload_model(NAME),
         client.get_cuda_shared_memory_status,
     ):
         with pytest.raises(InferenceServerException) as error:

@@ -117,9 +117,14 @@ TEST_F(ModelManagerTest, LoadsRunSideBySideUpToTheirLimit) {
     controls.back()->load_gate.Close();
   }
   Start(/*loader_threads=*/2);
-  controls[0]->load_gate.AwaitWaiting(1);
-  controls[1]->load_gate.AwaitWaiting(1);
-  EXPECT_EQ(controls[2]->loads, 0);
+  const auto running = [&] {
+    int loads = 0;
+    for (const auto& control : controls) loads += control->loads;
+    return loads;
+  };
+  EXPECT_TRUE(Eventually([&] { return running() == 2; }));
+  absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_EQ(running(), 2);
   for (auto& control : controls) control->load_gate.Open();
   started_.WaitForNotification();
   EXPECT_EQ(manager_->AllReady().size(), 3u);
