@@ -30,7 +30,6 @@ class InFlight {
   absl::Status Grow(int64_t bytes);
   void Leave(int64_t bytes);
 
-  const InFlightLimits& limits() const { return limits_; }
   int64_t requests() const { return requests_.load(std::memory_order_relaxed); }
   int64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
   const InFlightLimits& limits() const { return limits_; }
