@@ -378,29 +378,6 @@ def large_model(factor: float) -> bytes:
     return harness.perceptron([4096, 4096], lambda out, size: scattered)
 
 
-def test_memory_returns_to_where_it_was(start):
-    server, client, ours = start(m={"1": large_model(2)}, small={"1": serving.scaling_model(1)})
-    load(client, "small")
-
-    def cycle() -> tuple[int, int]:
-        load(client, "m")
-        assert serving.factor_of(ours, "m", size=4096) == 2
-        loaded = serving.resident_bytes(server)
-        client.unload_model("m")
-        serving.eventually(lambda: index_of(client)["m", "1"][1] == "unloaded")
-        time.sleep(0.2)
-        return loaded, serving.resident_bytes(server)
-
-    cycle()  # code and tables that are touched once
-    loaded, baseline = cycle()
-    assert loaded - baseline > 8 << 20, "the model takes memory while it is there"
-    for _ in range(5):
-        _, after = cycle()
-    print(f"loaded {loaded >> 20} MiB, unloaded {baseline >> 20}, five cycles on {after >> 20}")
-    if not harness.SANITIZED:
-        assert after - baseline < 8 << 20
-
-
 def test_loads_work_in_the_background_and_what_serves_does_not(start):
     """A thread's scheduling class is inherited by the threads that it makes."""
     server, client, ours = start("--threads=4", m={"1": large_model(2)})
