@@ -18,12 +18,8 @@ using grpc::ServerUnaryReactor;
 
 // What clients may rely on; perf_analyzer acts on "statistics".
 constexpr const char* kExtensions[] = {
-    "binary_tensor_data",
-    "classification",
-    "logging",
-    "model_configuration",
-    "model_repository",
-    "model_repository(unload_dependents)",
+    "binary_tensor_data",  "classification",   "logging",
+    "model_configuration", "model_repository", "model_repository(unload_dependents)",
     "statistics",
 };
 

@@ -174,13 +174,12 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
     manager.poll_interval = given.repository_poll_interval;
   manager.on_started = [server = server.get()] { server->OnModelsLoaded(); };
   server->models_ = std::make_unique<runtime::ModelManager>(std::move(manager), std::move(loader));
-  server->state_ = std::unique_ptr<ServiceState>(
-      new ServiceState{*server->models_,
-                       Telemetry({given.max_requests_in_flight, given.max_request_bytes_in_flight}),
-                       StreamRegistry({given.max_streams, given.max_stream_requests_in_flight}),
-                       SharedMemoryRegions(given.allow_system_shared_memory),
-                       Tracer(given.trace_file), given.queue_full_status,
-                       given.model_control_mode == ModelControlMode::kExplicit});
+  server->state_ = std::unique_ptr<ServiceState>(new ServiceState{
+      *server->models_,
+      Telemetry({given.max_requests_in_flight, given.max_request_bytes_in_flight}),
+      StreamRegistry({given.max_streams, given.max_stream_requests_in_flight}),
+      SharedMemoryRegions(given.allow_system_shared_memory), Tracer(given.trace_file),
+      given.queue_full_status, given.model_control_mode == ModelControlMode::kExplicit});
   // Metrics first: it is the cheaper one to undo.
   if (absl::Status status = server->ListenForMetrics(); !status.ok()) return status;
   if (absl::Status status = server->Listen(); !status.ok()) return status;

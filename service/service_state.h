@@ -19,7 +19,7 @@ struct ServiceState {
   SharedMemoryRegions shared_memory;
   Tracer tracer;
   const absl::StatusCode overload_code;  // what too many waiting requests are answered with
-  bool model_control = false;  // clients may load and unload models
+  bool model_control = false;            // clients may load and unload models
   std::atomic<bool> draining{false};
 
   // Every model that is loaded at start has been, and nobody asked the server to stop.

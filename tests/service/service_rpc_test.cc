@@ -235,7 +235,7 @@ TEST_F(ServiceRpcTest, EveryRpcThatIsNotOfferedIsUnimplementedWithText) {
   }
   ESPALIER_REFUSED_RPCS(ESPALIER_EXPECT_REFUSED)
 #undef ESPALIER_EXPECT_REFUSED
-  EXPECT_EQ(refused, 5);
+  EXPECT_EQ(refused, 3);
 }
 
 TEST_F(ServiceRpcTest, MalformedBytesAreInvalidForEveryRpcThatIsOffered) {
