@@ -147,7 +147,7 @@ absl::StatusOr<ModelGraph> ReadOnnxBytes(absl::string_view bytes, const std::str
 
 absl::StatusOr<ModelGraph> ReadOnnxInMemory(absl::string_view bytes, const std::string& source,
                                             const FilesInMemory& files, const ReadLimits& limits) {
-  auto model = Parse(bytes, limits);
+  auto model = ParseOnnxModel(bytes, limits);
   if (!model.ok()) return Annotated(source, model.status());
   auto graph = Build(*std::move(model), source, "", limits, &files);
   return graph.ok() ? std::move(graph) : Annotated(source, graph.status());
