@@ -135,18 +135,29 @@ def test_triton_counters_count_what_happens(server, digits):
     assert 0 <= value(after, "nv_cpu_utilization") <= 1
 
 
-def test_limits_on_what_is_in_flight_are_shown_with_what_they_refuse(repository, digits):
-    limits = ("--max_requests_in_flight=3", "--max_request_bytes_in_flight=1000000")
+@pytest.mark.parametrize(
+    ("requests", "size", "let_in", "reason"),
+    [(3, 1_000_000, 3, "requests_in_flight"), (100, 8_000, 2, "bytes_in_flight")],
+    ids=["requests", "bytes"],
+)
+def test_limits_on_what_is_in_flight_are_shown_with_what_they_refuse(
+    repository, digits, requests, size, let_in, reason
+):
+    """An image is 3,136 bytes, so two of them fit into 8,000."""
+    limits = (f"--max_requests_in_flight={requests}", f"--max_request_bytes_in_flight={size}")
     with harness.Espalierd(slow_models(repository, delay=400), *limits) as server:
         outcomes = ask_at_once(server, digits.images[:1], 5)
         samples = scrape(server)
-        assert value(samples, "espalier_requests_in_flight_limit") == 3
-        assert value(samples, "espalier_request_bytes_in_flight_limit") == 1_000_000
-        refused = sum(outcome is not None for outcome in outcomes)
-        assert refused == 2
-        by_reason = "espalier_requests_refused_total"
-        assert value(samples, by_reason, reason="requests_in_flight") == refused
-        assert value(samples, by_reason, reason="bytes_in_flight") == 0
+    assert value(samples, "espalier_requests_in_flight_limit") == requests
+    assert value(samples, "espalier_request_bytes_in_flight_limit") == size
+    assert sum(outcome is None for outcome in outcomes) == let_in
+    refused = {
+        dict(labels)["reason"]: count
+        for (name, labels), count in samples.items()
+        if name == "espalier_requests_refused_total"
+    }
+    assert refused.pop(reason) == 5 - let_in
+    assert set(refused.values()) == {0}
 
 
 def test_batch_sizes_are_a_histogram_of_executions(repository, digits):
