@@ -60,9 +60,15 @@ class Collector final : public prometheus::Collectable {
     refused.Add({{"reason", "requests_in_flight"}}, Value(in_flight.refused_for_requests()));
     refused.Add({{"reason", "bytes_in_flight"}}, Value(in_flight.refused_for_bytes()));
     refused.MoveTo(families);
-    AddOne(families, "espalier_model_load_failures_total",
-           "Loads that failed, see the repository index for reasons", MetricType::Counter,
-           static_cast<double>(state_.models.failed_loads()));
+    Family loads("espalier_model_loads_total",
+                 "Loads of a model that have ended, see the repository index for reasons",
+                 MetricType::Counter);
+    const auto by_code = state_.models.loads_by_code();
+    for (size_t code = 0; code < by_code.size(); ++code) {
+      // All of them from the start: the increase of a series that appears is none.
+      loads.Add({{"code", CodeName(static_cast<int>(code))}}, static_cast<double>(by_code[code]));
+    }
+    loads.MoveTo(families);
   }
 
   // Under the names that every Prometheus client library gives them.

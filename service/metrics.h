@@ -22,7 +22,7 @@
 //   espalier_model_dense_weight_bytes{model,version}
 //   espalier_model_arena_bytes{model,version}
 //   espalier_model_load_seconds{model,version}
-//   espalier_model_load_failures_total
+//   espalier_model_loads_total{code}                loads that have ended, by outcome
 //   process_…                                       memory, CPU, files, threads, start
 //
 // Labels come from the repository and from lists in the code, never from a request, so their number

@@ -287,9 +287,9 @@ std::vector<std::pair<std::string, std::shared_ptr<const ModelLatency>>> ModelMa
   return latencies;
 }
 
-int64_t ModelManager::failed_loads() const {
+ModelManager::LoadsByCode ModelManager::loads_by_code() const {
   const std::lock_guard lock(mutex_);
-  return failed_loads_;
+  return loads_by_code_;
 }
 
 }  // namespace espalier::runtime

@@ -18,6 +18,7 @@
 //          also makes the instances, whose threads inherit its priority.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -96,7 +97,9 @@ class ModelManager {
   std::vector<IndexEntry> Index() const;
   // Latency of every model in the index.
   std::vector<std::pair<std::string, std::shared_ptr<const ModelLatency>>> Latencies() const;
-  int64_t failed_loads() const;
+  // Loads that have ended, by the code of their outcome: Load's, Start's and polling's.
+  using LoadsByCode = std::array<uint64_t, VersionStatistics::kCodes>;
+  LoadsByCode loads_by_code() const;
 
   // Answered once, perhaps before Load returns, on a thread that `done` must not block.
   using Done = LoadOperation::Done;
@@ -178,7 +181,7 @@ class ModelManager {
   int start_loads_ ABSL_GUARDED_BY(mutex_) = 0;  // that Start began and that have not ended
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  int64_t failed_loads_ ABSL_GUARDED_BY(mutex_) = 0;
+  LoadsByCode loads_by_code_ ABSL_GUARDED_BY(mutex_) = {};
   std::unique_ptr<RepositoryWatch> watch_;  // null: nobody looks for changes
   WorkerPool control_;
   WorkerPool loaders_;

@@ -290,7 +290,6 @@ void ModelManager::Publish(const Loading& loading, absl::StatusOr<VersionHandle>
       } else {
         Move(*version, VersionState::kUnavailable, std::string(status.message()));
       }
-      failed_loads_ += status.ok() ? 0 : 1;
     }
   }
   if (status.ok()) LogLoaded(**result);
@@ -312,6 +311,7 @@ void ModelManager::Finish(const OperationPtr& operation) {
   {
     const std::lock_guard lock(mutex_);
     if (operation->overtaken) operation->failure = Unloaded();
+    ++loads_by_code_[static_cast<int>(operation->failure.code())];
     const auto model = models_.find(operation->model);
     // What the policy no longer selects goes when all that it does select is there.
     if (operation->failure.ok() && !operation->request.version && model != models_.end()) {

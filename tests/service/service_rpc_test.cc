@@ -337,7 +337,8 @@ TEST_F(ServiceRpcTest, MetricsCountRequestsPhasesAndBytes) {
            "espalier_model_resident_weight_bytes{model=\"m\",version=\"1\"} 16\n",
            "espalier_model_dense_weight_bytes{model=\"m\",version=\"1\"} 64\n",
            "espalier_model_load_seconds{model=\"m\",version=\"1\"}",
-           "espalier_model_load_failures_total 1\n",
+           "espalier_model_loads_total{code=\"OK\"} 1\n",
+           "espalier_model_loads_total{code=\"INVALID_ARGUMENT\"} 1\n",
        }) {
     EXPECT_THAT(metrics, HasSubstr(line));
   }

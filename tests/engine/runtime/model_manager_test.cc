@@ -1,3 +1,4 @@
+#include <numeric>
 #include <set>
 
 #include "gmock/gmock.h"
@@ -70,7 +71,10 @@ TEST_F(ModelManagerTest, AFailedLoadLeavesItsReasonAndOthersServing) {
               HasSubstr("not at ready state"));
   EXPECT_EQ(StateOf("empty", 0), VersionState::kUnavailable);
   EXPECT_THAT(ReasonOf("empty", 0), HasSubstr("no version in"));
-  EXPECT_EQ(manager_->failed_loads(), 1);
+  const auto loads = manager_->loads_by_code();
+  EXPECT_EQ(loads[static_cast<int>(absl::StatusCode::kOk)], 1u);
+  EXPECT_EQ(loads[static_cast<int>(absl::StatusCode::kInvalidArgument)], 1u) << "bad";
+  EXPECT_EQ(std::accumulate(loads.begin(), loads.end(), uint64_t{0}), 3u) << "and empty";
 }
 
 TEST_F(ModelManagerTest, ErrorsOfFindTellUnknownFromNotReady) {
