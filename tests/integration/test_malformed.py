@@ -7,6 +7,7 @@ stream, where the same text comes in the message and the stream goes on.
 from __future__ import annotations
 
 import grpc
+import harness
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -486,9 +487,17 @@ GARBAGE = [
 ]
 
 
+@pytest.fixture(scope="module")
+def explicit_channel():
+    """To a server that also loads and unloads on request."""
+    with harness.Espalierd(harness.MODELS, "--model_control_mode=explicit") as server:
+        with grpc.insecure_channel(server.url) as connected:
+            yield connected
+
+
 @pytest.mark.parametrize("method", UNARY)
-def test_bytes_that_are_no_message_are_refused_by_name(channel, method):
-    call = channel.unary_unary(SERVICE + method)
+def test_bytes_that_are_no_message_are_refused_by_name(explicit_channel, method):
+    call = explicit_channel.unary_unary(SERVICE + method)
     for garbage in GARBAGE:
         with pytest.raises(grpc.RpcError) as error:
             call(garbage, timeout=30)

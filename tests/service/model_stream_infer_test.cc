@@ -235,6 +235,7 @@ TEST_F(ModelStreamInferTest, TheDeadlineOfTheStreamIsThatOfItsRequests) {
   const auto stream = Open(absl::Milliseconds(50));
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(stream->Write(WithId(absl::StrCat(i))));
   EXPECT_EQ(stream->Finish().error_code(), grpc::DEADLINE_EXCEEDED);
+  absl::SleepFor(absl::Milliseconds(200));  // the server counts from when the stream reached it
   control_->run_gate.Open();
   EXPECT_TRUE(Eventually([&] { return Failures() == 2; }));
   EXPECT_EQ(control_->runs, 1);
