@@ -137,6 +137,8 @@ void ReadRequestParameter(WireReader& reader, DecodedRequest& request) {
     request.parameter_error = std::move(error);
   } else if (parameter.key == "timeout") {
     request.timeout_micros = parameter.number;
+  } else if (parameter.key == "priority") {
+    request.priority = static_cast<uint64_t>(parameter.number);
   }
 }
 

@@ -46,6 +46,7 @@ struct DecodedRequest {
   std::string model_version;
   std::string id;
   int64_t timeout_micros = 0;  // parameter "timeout"; 0: none
+  uint64_t priority = 0;       // parameter "priority"; 0: the model's default
   // What is wrong with a parameter that means something, of the request or a tensor; empty: nothing.
   std::string parameter_error;
   std::vector<DecodedInput> inputs;

@@ -97,6 +97,7 @@ void InferTask::Begin(const grpc::ByteBuffer& message) {
   if (const uint64_t traced = state_.tracer.Sample(model_name_); traced != 0)
     trace_ = std::make_unique<Trace>(Trace{traced, model->version(), runtime::NowNanos()});
   timeout_micros = request.timeout_micros;
+  priority = request.priority;
   if (!request.parameter_error.empty()) status = InvalidArgumentError(request.parameter_error);
   if (status.ok()) status = TakeInputs(request);
   if (status.ok()) status = TakeRequestedOutputs(request);

@@ -71,13 +71,7 @@ void AddWarnings(const ModelConfig& config, std::vector<std::string>& warnings) 
   const auto any_group = [&](auto&& holds) {
     return std::any_of(config.instance_group().begin(), config.instance_group().end(), holds);
   };
-  const auto& batching = config.dynamic_batching();
   const Ignored list[] = {
-      {batching.preferred_batch_size_size() > 0 || batching.max_queue_delay_microseconds() > 0,
-       "dynamic_batching.preferred_batch_size and max_queue_delay_microseconds",
-       "requests are not merged, each runs as a batch of its own"},
-      {batching.priority_levels() > 0, "dynamic_batching.priority_levels",
-       "requests are served in the order of their arrival"},
       {config.model_warmup_size() > 0, "model_warmup",
        "kernels have run before a version is ready"},
       {config.metric_tags_size() > 0, "metric_tags", "metrics have fixed labels"},

@@ -66,6 +66,8 @@ absl::StatusOr<ModelSettings> ReadModelSettings(const inference::ModelConfig& co
                                  settings.weight_memory),
         ReadChoice(config, "deterministic", booleans, settings.deterministic),
         ReadChoice(config, "flush_subnormals", booleans, settings.flush_subnormals),
+        ReadChoice<bool>(config, "allowed_batch_sizes", {{"any", false}, {"preferred", true}},
+                         settings.pads_to_preferred),
         ReadCount(config, "execute_delay_ms", kMaxExecuteDelayMillis,
                   settings.execute_delay_millis)}) {
     if (!status.ok()) return status;

@@ -6,6 +6,9 @@
 //   weight_memory     smallest, balanced (default), fastest  may a layer keep a second layout for large batches?
 //   deterministic     true, false (default)                  bit-identical answers whatever batch and replica
 //   flush_subnormals  true, false (default)                  weights below the smallest normal number are zeros
+//   allowed_batch_sizes  any (default), preferred            preferred: only batches of a preferred_batch_size are
+//                                                            executed, filled up with zeros; larger requests are
+//                                                            refused
 //   execute_delay_ms  0 (default) to 600000                  every execution takes that much longer: for tests of
 //                                                            clients and of queues, under the name that Triton's
 //                                                            test backends gave it; warned about at load
@@ -27,6 +30,7 @@ struct ModelSettings {
   WeightMemory weight_memory = WeightMemory::kBalanced;
   bool deterministic = false;
   bool flush_subnormals = false;
+  bool pads_to_preferred = false;
   int64_t execute_delay_millis = 0;
 };
 

@@ -2,8 +2,14 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "engine/runtime/batcher.h"
 
 namespace espalier::runtime {
+
+void InferRequest::Cancel() {
+  // Of several callers one sees kWaiting, and only if no instance or timer was faster.
+  if (state_.fetch_or(kCancelled, std::memory_order_acq_rel) == kWaiting) batcher_->TakeBack(this);
+}
 
 size_t TotalBytes(const ByteSlices& slices) {
   size_t bytes = 0;

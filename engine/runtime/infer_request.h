@@ -25,6 +25,7 @@
 
 namespace espalier::runtime {
 
+class Batcher;
 class ServedVersion;
 
 // Bytes that somebody else owns.
@@ -62,19 +63,22 @@ class InferRequest {
   std::vector<std::string> requested_outputs;  // empty: all, in the model's order
   int64_t arrival_nanos = NowNanos();
   int64_t deadline_nanos = INT64_MAX;  // on the clock of NowNanos; the client stops waiting then
-  int64_t timeout_micros =
-      0;  // in the queue, if the model allows requests to choose it; 0: the model's default
+  // In the queue, if the model allows requests to choose it; 0: the model's default.
+  int64_t timeout_micros = 0;
+  // 1 is the highest; 0, or a level that the model has not: the model's default.
+  uint64_t priority = 0;
 
-  // Answered CANCELLED without being executed, unless its execution has already begun.
-  void Cancel() { cancelled_.store(true, std::memory_order_relaxed); }
-  bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
+  // Answered CANCELLED without being executed, unless its execution has already begun. A request
+  // that waits is answered in this call.
+  void Cancel();
+  bool cancelled() const { return (state_.load(std::memory_order_relaxed) & kCancelled) != 0; }
 
   // --- filled by Submit ---
   std::shared_ptr<const ServedVersion> version;  // the pin; released just before Answer
   int64_t batch = 1;                             // items; 1 for a model that does not batch
   std::vector<int> input_of;                     // model input i is inputs[input_of[i]]
   std::vector<OutputTensor> outputs;             // in the order asked for
-  int64_t queue_deadline_nanos = INT64_MAX;      // UNAVAILABLE "Request timeout expired" afterwards
+  int64_t queue_deadline_nanos = INT64_MAX;      // when its queue's timeout action applies
 
   // --- filled before Answer ---
   bool executed = false;
@@ -89,7 +93,40 @@ class InferRequest {
   virtual void Answer(absl::Status status) = 0;
 
  private:
-  std::atomic<bool> cancelled_{false};
+  friend class Batcher;
+  friend class PendingRequests;
+  friend class DeadlineHeap;
+
+  // Whose the request is: while it waits, of whoever claims it first. One atomic says that and
+  // whether it is cancelled, so that exactly one of an instance, the timer and a canceller gets it.
+  //
+  //   kFree ──Offer──▶ kWaiting ──Claim──▶ kClaimed
+  //                        └──Cancel──▶ kWaiting | kCancelled: the canceller's
+  static constexpr uint8_t kFree = 0, kWaiting = 1, kClaimed = 2, kCancelled = 4;
+
+  // From now on others may claim it. False if it is cancelled already: it stays the caller's.
+  bool Offer(Batcher* batcher) {
+    batcher_ = batcher;
+    uint8_t expected = kFree;
+    return state_.compare_exchange_strong(expected, kWaiting, std::memory_order_acq_rel);
+  }
+  // True: it is the caller's. False: somebody else's.
+  bool Claim() {
+    uint8_t expected = kWaiting;
+    return state_.compare_exchange_strong(expected, kClaimed, std::memory_order_acq_rel);
+  }
+
+  std::atomic<uint8_t> state_{kFree};
+  Batcher* batcher_ = nullptr;
+
+  // Of the queue that it waits in, under that queue's lock.
+  InferRequest* previous_ = nullptr;
+  InferRequest* next_ = nullptr;
+  uint64_t level_ = 0;
+  bool queued_ = false;
+  bool delayed_ = false;             // behind those that have not expired
+  int32_t heap_index_ = -1;          // -1: nothing expires
+  int64_t event_nanos_ = INT64_MAX;  // the first of its deadlines
 };
 
 // A name sent by a client, fit for messages and logs: escaped where not printable, cut at 128

@@ -1,8 +1,9 @@
 // served_version.h — one version of one model, resident and running: its instances, their queue,
 // its statistics.
 //
-//   Submit ──▶ BindRequest ──▶ RequestQueue ──▶ instance 0 … N−1 ──▶ Answer
-//                                               (a thread and an ExecutionState each)
+//   Submit ──▶ BindRequest ──▶ Batcher ──▶ instance 0 … N−1 ──▶ Answer
+//                │                         (a thread and an ExecutionState each)
+//                └──────▶ run by the caller itself, when that is quick and nothing waits
 //
 // Immutable but for queue and statistics. Held through VersionHandle: a handle pins the version,
 // every request holds one until it is answered, and the destructor (which joins the instances) runs
@@ -11,7 +12,6 @@
 
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -19,10 +19,14 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "engine/formats/model_config.h"
+#include "engine/formats/model_settings.h"
 #include "engine/planner/prepared_model.h"
+#include "engine/runtime/answer_order.h"
+#include "engine/runtime/arrival_gap.h"
+#include "engine/runtime/batcher.h"
+#include "engine/runtime/batching_policy.h"
 #include "engine/runtime/infer_request.h"
 #include "engine/runtime/labels.h"
-#include "engine/runtime/request_queue.h"
 #include "engine/runtime/signature.h"
 #include "engine/runtime/statistics.h"
 
@@ -54,7 +58,8 @@ class ServedVersion {
   // Answers a request that the front end found faulty, so that it is counted like those that Submit
   // refuses. Same terms.
   void Refuse(InferRequest* request, absl::Status status) {
-    Complete(request, std::move(status), nullptr);
+    const FailureReason reason = ReasonOf(status.code());
+    Complete(request, {std::move(status), reason});
   }
 
   const std::string& name() const { return signature_.model; }
@@ -66,29 +71,17 @@ class ServedVersion {
   // Of the classes of output `index`; may be empty, or fewer than classes.
   absl::Span<const std::string> labels(int index) const;
   const VersionStatistics& statistics() const { return statistics_; }
-  int64_t pending() const { return queue_.pending(); }
-  // The same by priority level, from the highest (1); one level 0 for a model without levels.
-  struct LevelPending {
-    uint64_t level = 0;
-    int64_t requests = 0;
-  };
-  std::vector<LevelPending> PendingByLevel() const { return {{0, pending()}}; }
+  int64_t pending() const { return batcher_.pending(); }
+  // The same by priority level, see Batcher.
+  using LevelPending = Batcher::LevelPending;
+  std::vector<LevelPending> PendingByLevel() const { return batcher_.PendingByLevel(); }
   double load_seconds() const { return options_.load_seconds; }
   int instances() const { return static_cast<int>(instances_.size()); }
   size_t arena_bytes() const;  // of all instances
 
  private:
-  // What the config says about waiting (Triton's default_queue_policy).
-  struct QueuePolicy {
-    int64_t max_pending = 0;
-    int64_t default_timeout_micros = 0;  // 0: none
-    bool allow_timeout_override = false;
-    bool rejects_expired = true;
-  };
-
-  ServedVersion(Options options, Signature signature, QueuePolicy policy,
-                int64_t execute_delay_millis);
-  static QueuePolicy PolicyOf(const Options& options);
+  ServedVersion(Options options, Signature signature, BatchingPolicy policy,
+                const formats::ModelSettings& settings);
   absl::Status StartInstances();
   // Running and being run: the thread of the instance, or a caller of Submit that borrows it.
   struct Instance {
@@ -97,27 +90,33 @@ class ServedVersion {
   };
 
   void InstanceLoop(Instance& instance);
-  // Whether runs of `batch` items have been quick so far (kQuickNanos).
-  bool IsQuick(int64_t batch) const;
+  // Whether a batch of `batch` that arrives now is best run by the thread that brings it.
+  bool IsQuick(int64_t batch, int64_t arrival_nanos);
   // Runs the request in this thread if an instance is idle and nothing waits; false if not.
   bool RunAtOnce(InferRequest* request);
-  void Execute(planner::ExecutionState& state, absl::Span<InferRequest* const> batch);
+  // Runs and answers the batch, without those of its requests that nobody waits for any more.
+  void Execute(planner::ExecutionState& state, Batch& batch);
+  void DropAbandoned(Batch& batch, int64_t now_nanos);
+  absl::Status Run(planner::ExecutionState& state, int64_t items);
   void CopyInputs(planner::ExecutionState& state, const InferRequest& request,
                   int64_t first_item) const;
+  // Zeros behind the last item, up to what is executed.
+  void PadInputs(planner::ExecutionState& state, int64_t items, int64_t executed_items) const;
   absl::Status CopyOutputs(const planner::ExecutionState& state, InferRequest& request,
                            int64_t first_item) const;
-  int64_t QueueDeadline(const InferRequest& request) const;
-  // Counts and answers. `phases` is null for a request that was not executed; without a `reason`,
-  // the code of a bad status tells it.
-  void Complete(InferRequest* request, absl::Status status, const PhaseNanos* phases,
-                std::optional<FailureReason> reason = std::nullopt);
+  // Counts and answers a request that was executed, or was not.
+  void Complete(Outcome outcome);
+  void Complete(InferRequest* request, Refusal refusal);
+  void Answer(InferRequest* request, absl::Status status, int64_t total_nanos);
 
   Options options_;
   const Signature signature_;
-  const QueuePolicy policy_;
-  const int64_t execute_delay_millis_;
+  const BatchingPolicy policy_;
+  const formats::ModelSettings settings_;
   VersionStatistics statistics_;
-  RequestQueue queue_;
+  ArrivalGap arrival_gap_;
+  std::unique_ptr<AnswerOrder> order_;  // null: answers leave as they come
+  Batcher batcher_;
   std::vector<std::unique_ptr<Instance>> instances_;
   std::vector<std::thread> threads_;
 };

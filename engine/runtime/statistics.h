@@ -140,6 +140,7 @@ class VersionStatistics {
   std::array<DurationCounter, kPhases> phases;  // of successful requests
   std::atomic<uint64_t> inferences{0};          // items in successful requests
   std::atomic<uint64_t> executions{0};
+  std::atomic<uint64_t> padding_items{0};  // executed without a request, to reach an allowed size
   std::atomic<int64_t> last_inference_millis{0};  // since the epoch
   absl::Span<const Execution> by_batch_size() const {
     return {by_batch_size_.get(), batch_sizes_};

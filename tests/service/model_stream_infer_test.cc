@@ -199,8 +199,9 @@ TEST_F(ModelStreamInferTest, NoMoreIsReadThanMayBeInFlight) {
   StartServer();
   control_->run_gate.Close();
   const auto stream = Open();
-  for (int i = 0; i < 10; ++i) ASSERT_TRUE(stream->Write(WithId(absl::StrCat(i))));
+  ASSERT_TRUE(stream->Write(WithId("0")));
   control_->run_gate.AwaitWaiting(1);
+  for (int i = 1; i < 10; ++i) ASSERT_TRUE(stream->Write(WithId(absl::StrCat(i))));
   ASSERT_TRUE(Eventually([&] { return Pending() == 2; }));
   absl::SleepFor(absl::Milliseconds(50));
   EXPECT_EQ(Pending(), 2);
@@ -208,20 +209,20 @@ TEST_F(ModelStreamInferTest, NoMoreIsReadThanMayBeInFlight) {
   stream->WritesDone();
   EXPECT_EQ(CountRest(*stream), 10);
   EXPECT_TRUE(stream->Finish().ok());
-  EXPECT_EQ(control_->runs, 10);
+  EXPECT_EQ((*server_->models().Find("m", ""))->statistics().inferences, 10u);
 }
 
 TEST_F(ModelStreamInferTest, ACancelledStreamsWaitingRequestsAreNeverExecuted) {
   StartServer();
   control_->run_gate.Close();
   auto stream = Open();
-  for (int i = 0; i < 5; ++i) ASSERT_TRUE(stream->Write(WithId(absl::StrCat(i))));
+  ASSERT_TRUE(stream->Write(WithId("0")));
   control_->run_gate.AwaitWaiting(1);
+  for (int i = 1; i < 5; ++i) ASSERT_TRUE(stream->Write(WithId(absl::StrCat(i))));
   ASSERT_TRUE(Eventually([&] { return Pending() == 4; }));
   context_->TryCancel();
   EXPECT_EQ(stream->Finish().error_code(), grpc::CANCELLED);
-  // The server hears of it a little later.
-  absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_TRUE(Eventually([&] { return Pending() == 0; }));  // the instance is still busy
   control_->run_gate.Open();
   const auto& codes = (*server_->models().Find("m", ""))->statistics().by_code;
   EXPECT_TRUE(Eventually([&] { return codes[grpc::CANCELLED] == 4; }));
@@ -232,12 +233,14 @@ TEST_F(ModelStreamInferTest, ACancelledStreamsWaitingRequestsAreNeverExecuted) {
 TEST_F(ModelStreamInferTest, TheDeadlineOfTheStreamIsThatOfItsRequests) {
   StartServer();
   control_->run_gate.Close();
-  const auto stream = Open(absl::Milliseconds(50));
-  for (int i = 0; i < 3; ++i) ASSERT_TRUE(stream->Write(WithId(absl::StrCat(i))));
+  const auto stream = Open(absl::Milliseconds(500));
+  ASSERT_TRUE(stream->Write(WithId("0")));
+  control_->run_gate.AwaitWaiting(1);
+  for (int i = 1; i < 3; ++i) ASSERT_TRUE(stream->Write(WithId(absl::StrCat(i))));
+  ASSERT_TRUE(Eventually([&] { return Pending() == 2; }));
   EXPECT_EQ(stream->Finish().error_code(), grpc::DEADLINE_EXCEEDED);
-  absl::SleepFor(absl::Milliseconds(200));  // the server counts from when the stream reached it
+  EXPECT_TRUE(Eventually([&] { return Failures() == 2; }));  // the instance is still busy
   control_->run_gate.Open();
-  EXPECT_TRUE(Eventually([&] { return Failures() == 2; }));
   EXPECT_EQ(control_->runs, 1);
 }
 
@@ -286,8 +289,9 @@ TEST_F(ModelStreamInferTest, DrainEndsStreamsAfterTheAnswersToWhatWasRead) {
   EXPECT_EQ(Next(*idle).infer_response().id(), "first");
   control_->run_gate.Close();
   const auto busy = Open();
-  for (const char* id : {"runs", "waits"}) ASSERT_TRUE(busy->Write(WithId(id)));
+  ASSERT_TRUE(busy->Write(WithId("runs")));
   control_->run_gate.AwaitWaiting(1);
+  ASSERT_TRUE(busy->Write(WithId("waits")));
   ASSERT_TRUE(Eventually([&] { return Pending() == 1; }));
   std::thread drain([&] { EXPECT_TRUE(server_->Drain(absl::Seconds(20))); });
   EXPECT_EQ(idle->Finish().error_code(), grpc::UNAVAILABLE);

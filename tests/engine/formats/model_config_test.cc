@@ -313,14 +313,13 @@ TEST(ModelConfigTest, SettingsWithoutEffectAreAcceptedWithAWarningEach) {
       instance_group { passive: true host_policy: "numa0" profile: "0" rate_limiter {} secondary_devices {} }
       input { name: "x" format: FORMAT_NCHW })",
            Graph(), &warnings);
-  EXPECT_THAT(
-      warnings,
-      ::testing::UnorderedElementsAre(
-          HasSubstr("max_queue_delay"), HasSubstr("priority_levels"), HasSubstr("model_warmup"),
-          HasSubstr("metric_tags"), HasSubstr("optimization"), HasSubstr("response_cache"),
-          HasSubstr("model_metrics"), HasSubstr("runtime"), HasSubstr("cc_model_filenames"),
-          HasSubstr("passive"), HasSubstr("host_policy"), HasSubstr("profile"),
-          HasSubstr("rate_limiter"), HasSubstr("secondary_devices"), HasSubstr("input.format")));
+  EXPECT_THAT(warnings,
+              ::testing::UnorderedElementsAre(
+                  HasSubstr("model_warmup"), HasSubstr("metric_tags"), HasSubstr("optimization"),
+                  HasSubstr("response_cache"), HasSubstr("model_metrics"), HasSubstr("runtime"),
+                  HasSubstr("cc_model_filenames"), HasSubstr("passive"), HasSubstr("host_policy"),
+                  HasSubstr("profile"), HasSubstr("rate_limiter"), HasSubstr("secondary_devices"),
+                  HasSubstr("input.format")));
 }
 
 // ---- Espalier's own settings
@@ -339,6 +338,7 @@ TEST(ModelSettingsTest, DefaultsHoldWithoutParameters) {
   EXPECT_FALSE(settings->deterministic);
   EXPECT_FALSE(settings->flush_subnormals);
   EXPECT_EQ(settings->execute_delay_millis, 0);
+  EXPECT_FALSE(settings->pads_to_preferred);
 }
 
 TEST(ModelSettingsTest, EveryValueIsRead) {
@@ -351,6 +351,8 @@ TEST(ModelSettingsTest, EveryValueIsRead) {
   EXPECT_TRUE(ReadModelSettings(WithParameter("deterministic", "true"))->deterministic);
   EXPECT_FALSE(ReadModelSettings(WithParameter("deterministic", "false"))->deterministic);
   EXPECT_TRUE(ReadModelSettings(WithParameter("flush_subnormals", "true"))->flush_subnormals);
+  EXPECT_TRUE(
+      ReadModelSettings(WithParameter("allowed_batch_sizes", "preferred"))->pads_to_preferred);
   EXPECT_EQ(ReadModelSettings(WithParameter("execute_delay_ms", "25"))->execute_delay_millis, 25);
 }
 
@@ -369,6 +371,8 @@ TEST(ModelSettingsTest, ABadValueListsTheGoodOnesAndStopsTheLoad) {
   }
   ExpectRefused(ReadModelSettings(WithParameter("deterministic", "1")).status(),
                 StatusCode::kInvalidArgument, {"expected one of true, false"});
+  ExpectRefused(ReadModelSettings(WithParameter("allowed_batch_sizes", "2,6")).status(),
+                StatusCode::kInvalidArgument, {"expected one of any, preferred"});
   ExpectInvalid("parameters { key: \"flush_subnormals\" value { string_value: \"yes\" } }",
                 {"expected one of true"});
 }

@@ -3,17 +3,19 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "engine/runtime/model_loader.h"
@@ -24,31 +26,35 @@ namespace espalier::testing {
 class Gate {
  public:
   void Close() {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     open_ = false;
   }
   void Open() {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     open_ = true;
+    changed_.notify_all();
   }
   void Pass() {
-    absl::MutexLock lock(&mutex_);
+    std::unique_lock lock(mutex_);
     ++waiting_;
-    mutex_.Await(absl::Condition(&open_));
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return open_; });
     --waiting_;
   }
   // Waits until `count` stand at the closed door.
   void AwaitWaiting(int count) {
-    absl::MutexLock lock(&mutex_);
-    const auto there = [&] { return waiting_ >= count; };
-    mutex_.Await(absl::Condition(&there));
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return waiting_ >= count; });
   }
 
  private:
-  absl::Mutex mutex_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
   bool open_ = true;
   int waiting_ = 0;
 };
+
+class FakeState;
 
 // What a test sets and reads while a fake model runs; shared by the versions of a model.
 struct FakeControl {
@@ -57,6 +63,22 @@ struct FakeControl {
   absl::Duration load_delay = absl::ZeroDuration();
   absl::Status run_status, load_status;
   std::atomic<int> runs{0}, loads{0}, alive{0};
+  // Called at the start of a run, set while none is running.
+  std::function<void(FakeState&, int64_t batch)> on_run;
+
+  // The batch sizes of all runs so far, in the order of their starts.
+  std::vector<int64_t> sizes() {
+    const std::lock_guard lock(mutex);
+    return run_sizes;
+  }
+  void Count(int64_t batch) {
+    const std::lock_guard lock(mutex);
+    run_sizes.push_back(batch);
+    ++runs;
+  }
+
+  std::mutex mutex;
+  std::vector<int64_t> run_sizes;
 };
 
 struct FakeModelOptions {
@@ -109,11 +131,12 @@ class FakeModel final : public planner::PreparedModel {
   absl::StatusOr<std::unique_ptr<planner::ExecutionState>> NewState() const override {
     return std::make_unique<FakeState>(options_);
   }
-  absl::Status Run(planner::ExecutionState& state, int64_t) const override {
-    ++options_.control->runs;
+  absl::Status Run(planner::ExecutionState& state, int64_t batch) const override {
+    auto& fake = static_cast<FakeState&>(state);
+    options_.control->Count(batch);
+    if (options_.control->on_run) options_.control->on_run(fake, batch);
     options_.control->run_gate.Pass();
     absl::SleepFor(options_.control->run_delay);
-    auto& fake = static_cast<FakeState&>(state);
     for (size_t i = 0; i < fake.outputs.size(); ++i) {
       Tensor& from = fake.inputs[std::min(i, fake.inputs.size() - 1)];
       Tensor& to = fake.outputs[i];

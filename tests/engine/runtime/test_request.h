@@ -1,12 +1,13 @@
 // test_request.h — an InferRequest that a test waits for.
 #pragma once
 
+#include <condition_variable>
 #include <cstring>
 #include <list>
+#include <mutex>
 #include <string>
 #include <vector>
 
-#include "absl/synchronization/notification.h"
 #include "engine/runtime/served_version.h"
 
 namespace espalier::testing {
@@ -41,10 +42,19 @@ class TestRequest : public runtime::InferRequest {
 
   // Waits for the answer.
   const absl::Status& status() {
-    answered_.WaitForNotification();
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return answers_ > 0; });
     return status_;
   }
-  bool answered() const { return answered_.HasBeenNotified(); }
+  bool answered() const { return answers() > 0; }
+  int answers() const {
+    const std::lock_guard lock(mutex_);
+    return answers_;
+  }
+  int64_t answered_nanos() {
+    status();
+    return answered_nanos_;
+  }
   std::vector<float> Floats(size_t output = 0) const {
     std::vector<float> values(results_[output].size() / 4);
     std::memcpy(values.data(), results_[output].data(), results_[output].size());
@@ -58,15 +68,21 @@ class TestRequest : public runtime::InferRequest {
     return absl::OkStatus();
   }
   void Answer(absl::Status status) override {
+    const std::lock_guard lock(mutex_);
     status_ = std::move(status);
-    answered_.Notify();
+    answered_nanos_ = runtime::NowNanos();
+    ++answers_;
+    changed_.notify_all();  // under the lock: whoever waits may destroy the request then
   }
 
  private:
   std::list<std::string> memory_;
   std::vector<std::string> results_;
   absl::Status status_;
-  absl::Notification answered_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  int answers_ = 0;
+  int64_t answered_nanos_ = 0;
 };
 
 }  // namespace espalier::testing
