@@ -16,6 +16,10 @@ namespace {
 using prometheus::MetricFamily;
 using prometheus::MetricType;
 
+Labels LabelsOf(const runtime::ServedVersion& version) {
+  return {{"model", version.name()}, {"version", absl::StrCat(version.version())}};
+}
+
 class Collector final : public prometheus::Collectable {
  public:
   Collector(const ServiceState& state, std::string commit)
@@ -27,6 +31,7 @@ class Collector final : public prometheus::Collectable {
     CollectProcess(families);
     CollectRpcs(families);
     CollectVersions(families);
+    CollectQueuesAndMemory(families);
     CollectLatencies(families);
     return families;
   }
@@ -119,19 +124,11 @@ class Collector final : public prometheus::Collectable {
     Family failures("espalier_request_failures_total",
                     "Requests that reached the model and failed, by reason", MetricType::Counter);
     Family batches("espalier_batch_size", "Items in a run of the model", MetricType::Histogram);
-    Family pending("espalier_queue_pending", "Requests that wait to be executed",
-                   MetricType::Gauge);
-    Family resident("espalier_model_resident_weight_bytes", "Weights in memory, in their layouts",
-                    MetricType::Gauge);
-    Family dense("espalier_model_dense_weight_bytes", "The same weights as dense tensors",
-                 MetricType::Gauge);
-    Family arena("espalier_model_arena_bytes", "Activations and buffers of all instances",
-                 MetricType::Gauge);
-    Family load("espalier_model_load_seconds", "Reading, planning and preparing the model",
-                MetricType::Gauge);
+    Family padding("espalier_padding_items_total",
+                   "Items executed without a request, to reach an allowed batch size",
+                   MetricType::Counter);
     for (const runtime::VersionHandle& version : state_.models.AllReady()) {
-      const Labels labels = {{"model", version->name()},
-                             {"version", absl::StrCat(version->version())}};
+      const Labels labels = LabelsOf(*version);
       const runtime::VersionStatistics& statistics = version->statistics();
       for (size_t code = 0; code < statistics.by_code.size(); ++code) {
         const double value = Value(statistics.by_code[code]);
@@ -145,16 +142,40 @@ class Collector final : public prometheus::Collectable {
       batches.Add(labels, statistics.by_batch_size());
       inferences.Add(labels, Value(statistics.inferences));
       executions.Add(labels, Value(statistics.executions));
+      padding.Add(labels, Value(statistics.padding_items));
+    }
+    for (Family* family : {&requests, &failures, &inferences, &executions, &batches, &padding})
+      family->MoveTo(families);
+  }
+
+  void CollectQueuesAndMemory(std::vector<MetricFamily>& families) const {
+    Family pending("espalier_queue_pending", "Requests that wait to be executed",
+                   MetricType::Gauge);
+    Family priority("espalier_queue_priority_pending",
+                    "Requests that wait to be executed, by priority level", MetricType::Gauge);
+    Family resident("espalier_model_resident_weight_bytes", "Weights in memory, in their layouts",
+                    MetricType::Gauge);
+    Family dense("espalier_model_dense_weight_bytes", "The same weights as dense tensors",
+                 MetricType::Gauge);
+    Family arena("espalier_model_arena_bytes", "Activations and buffers of all instances",
+                 MetricType::Gauge);
+    Family load("espalier_model_load_seconds", "Reading, planning and preparing the model",
+                MetricType::Gauge);
+    for (const runtime::VersionHandle& version : state_.models.AllReady()) {
+      const Labels labels = LabelsOf(*version);
       pending.Add(labels, static_cast<double>(version->pending()));
+      for (const auto& level : version->PendingByLevel()) {
+        if (level.level == 0) continue;  // the model has no levels
+        priority.Add(With(labels, "priority", absl::StrCat(level.level)),
+                     static_cast<double>(level.requests));
+      }
       resident.Add(labels, static_cast<double>(version->model().weight_bytes()));
       dense.Add(labels, static_cast<double>(version->model().dense_weight_bytes()));
       arena.Add(labels, static_cast<double>(version->arena_bytes()));
       load.Add(labels, version->load_seconds());
     }
-    for (Family* family : {&requests, &failures, &inferences, &executions, &batches, &pending,
-                           &resident, &dense, &arena, &load}) {
+    for (Family* family : {&pending, &priority, &resident, &dense, &arena, &load})
       family->MoveTo(families);
-    }
   }
 
   void CollectLatencies(std::vector<MetricFamily>& families) const {

@@ -18,6 +18,8 @@
 //   espalier_request_failures_total{model,version,reason}   at the model: queue_full | timeout | …
 //   espalier_batch_size{model,version}              histogram, items in a run of the model
 //   espalier_queue_pending{model,version}           requests that wait
+//   espalier_queue_priority_pending{model,version,priority}   of models with priority levels
+//   espalier_padding_items_total{model,version}     executed without a request, to an allowed size
 //   espalier_model_resident_weight_bytes{model,version}
 //   espalier_model_dense_weight_bytes{model,version}
 //   espalier_model_arena_bytes{model,version}

@@ -185,8 +185,8 @@ def median(levels: list[dict], *keys: str) -> float:
 
 def spread(levels: list[dict], *keys: str) -> list[float]:
     """The lowest and the highest window."""
-    return [median([level], *keys) for level in
-            (min(levels, key=lambda level: median([level], *keys)), max(levels, key=lambda level: median([level], *keys)))]
+    values = [median([level], *keys) for level in levels]
+    return [min(values), max(values)]
 
 
 def metric(server: harness.Espalierd, name: str, **labels: str) -> float:

@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import threading
+import time
 import urllib.request
 
 import espalier
@@ -39,7 +40,7 @@ TRITON_REASONS = {"REJECTED", "CANCELED", "BACKEND", "OTHER"}
 SLOW = """
     parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay}" }} }}
     max_batch_size: 1
-    dynamic_batching {{ default_queue_policy {{ max_queue_size: {queue} }} }}
+    dynamic_batching {{ default_queue_policy {{ max_queue_size: {queue} }} {more} }}
 """
 
 
@@ -65,8 +66,8 @@ def value(samples: dict[tuple, float], name: str, **labels: str) -> float:
     return samples[name, frozenset(labels.items())]
 
 
-def slow_models(repository, delay: int, queue: int = 0) -> pathlib.Path:
-    config = SLOW.format(delay=delay, queue=queue)
+def slow_models(repository, delay: int, queue: int = 0, more: str = "") -> pathlib.Path:
+    config = SLOW.format(delay=delay, queue=queue, more=more)
     model = harness.model_path(NAME).read_bytes()
     return repository(**{NAME: {"1": model, "config.pbtxt": config}})
 
@@ -133,6 +134,61 @@ def test_triton_counters_count_what_happens(server, digits):
     )
     assert 0 < parts <= gained("nv_inference_request_duration_us") < 60e6
     assert 0 <= value(after, "nv_cpu_utilization") <= 1
+
+
+def test_refusals_are_counted_by_reason_and_pending_stays_below_its_cap(repository, digits):
+    with harness.Espalierd(slow_models(repository, delay=400, queue=2)) as server:
+        seen = []
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.is_set():
+                seen.append(
+                    value(scrape(server), "espalier_queue_pending", model=NAME, version="1")
+                )
+                time.sleep(0.01)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        outcomes = ask_at_once(server, digits.images[:1], 9)
+        done.set()
+        watcher.join()
+        refused = sum(outcome is not None for outcome in outcomes)
+        assert refused == 6, "one runs and two wait"
+        samples, triton = scrape(server), scrape(server, "/metrics/triton")
+        labels = {"model": NAME, "version": "1"}
+        assert value(samples, "espalier_request_failures_total", **labels, reason="queue_full") == 6
+        assert value(samples, "espalier_request_failures_total", **labels, reason="timeout") == 0
+        assert value(triton, "nv_inference_request_failure", **labels, reason="REJECTED") == 6
+        assert max(seen) == 2 and value(samples, "espalier_queue_pending", **labels) == 0
+
+
+def test_pending_is_told_by_priority_where_a_model_has_levels(repository, digits):
+    models = slow_models(repository, delay=600, more="priority_levels: 3 default_priority_level: 2")
+    by_level = {"model": NAME, "version": "1"}
+    with harness.Espalierd(models) as server, espalier.Client(server.url) as client:
+        threads = [
+            threading.Thread(
+                target=client.infer,
+                args=[NAME, digits.images[:1]],
+                kwargs={"parameters": {"priority": level} if level else {}},
+            )
+            for level in (1, 1, 3, 0, 0)
+        ]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.05)
+        samples = scrape(server)
+        for thread in threads:
+            thread.join()
+        after = scrape(server)
+    seen = [
+        value(samples, "espalier_queue_priority_pending", **by_level, priority=str(level))
+        for level in (1, 2, 3)
+    ]
+    assert seen == [1, 2, 1], "the first runs"
+    assert value(samples, "espalier_queue_pending", **by_level) == 4
+    assert value(after, "espalier_queue_pending", **by_level) == 0
 
 
 @pytest.mark.parametrize(
