@@ -3,6 +3,7 @@
 //   1    could not start; the last log line says why
 //   2    bad flags
 //   3    requests were cut off: --drain_timeout was too short
+//   4    a GPU was lost to the process: start it again
 //   130  second signal: stopped at once
 #include <signal.h>
 #include <sys/resource.h>
@@ -43,6 +44,14 @@ ABSL_FLAG(std::string, state_dir, "",
           "Directory for what is worth keeping between runs (kernel plans); belongs to one server. "
           "Empty keeps nothing.");
 ABSL_FLAG(int, threads, 0, "Threads that compute. 0 means one per CPU that the process may use.");
+ABSL_FLAG(std::string, device, "auto",
+          "Where models run: auto (on the GPUs if there are any, else on the CPU), cpu, or cuda "
+          "(no GPU is "
+          "an error). A model's instance_group may choose for itself.");
+ABSL_FLAG(std::string, cuda_module, "",
+          "File of the module with GPU kernels. Empty looks for libespalier_cuda.so beside the "
+          "program, in "
+          "../lib, and where the linker looks.");
 ABSL_FLAG(int, loader_threads, 2, "Models that are loaded at the same time, 1 to 64.");
 ABSL_FLAG(int64_t, max_message_bytes, int64_t{1} << 30,
           "Largest request in bytes, up to 2147483647.");
@@ -103,7 +112,9 @@ Ask it something:        espalier models; espalier infer MODEL; curl 127.0.0.1:8
 Stop it:                 SIGTERM or Ctrl-C finishes what is in flight; a second one stops at once)";
 
 constexpr rlim_t kFewFiles = 4096;
-constexpr int kCannotStart = 1, kBadFlags = 2, kCutOff = 3, kStoppedAtOnce = 130;
+constexpr int kCannotStart = 1, kBadFlags = 2, kCutOff = 3, kGpuLost = 4, kStoppedAtOnce = 130;
+
+std::atomic<bool> gpu_lost = false;
 
 absl::Status ReadLogFlags() {
   const std::string level = absl::GetFlag(FLAGS_log_level),
@@ -177,6 +188,15 @@ absl::Status ReadControlFlags(ServerOptions& options) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<DeviceMode> ReadDevice() {
+  const std::string device = absl::GetFlag(FLAGS_device);
+  if (device == "auto") return DeviceMode::kAuto;
+  if (device == "cpu") return DeviceMode::kCpu;
+  if (device == "cuda") return DeviceMode::kCuda;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--device is '", device, "', expected auto, cpu or cuda"));
+}
+
 absl::StatusOr<ServerOptions> ReadFlags() {
   ServerOptions options;
   options.model_repositories = absl::GetFlag(FLAGS_model_repository);
@@ -187,6 +207,14 @@ absl::StatusOr<ServerOptions> ReadFlags() {
   options.ready_file = absl::GetFlag(FLAGS_ready_file);
   options.threads = absl::GetFlag(FLAGS_threads);
   options.loader_threads = absl::GetFlag(FLAGS_loader_threads);
+  const auto device = ReadDevice();
+  if (!device.ok()) return device.status();
+  options.device = *device;
+  options.cuda_module = absl::GetFlag(FLAGS_cuda_module);
+  options.on_gpu_lost = [] {
+    gpu_lost = true;
+    kill(getpid(), SIGTERM);  // the main thread waits for it
+  };
   options.max_message_bytes = absl::GetFlag(FLAGS_max_message_bytes);
   options.max_requests_in_flight = absl::GetFlag(FLAGS_max_requests_in_flight);
   options.max_request_bytes_in_flight = absl::GetFlag(FLAGS_max_request_bytes_in_flight);
@@ -249,7 +277,7 @@ constexpr int64_t kSecondSignalNanos = 500'000'000;
       _exit(kStoppedAtOnce);
     }
   }
-  const int code = outcome < 0 ? kCutOff : outcome.load();
+  const int code = gpu_lost ? kGpuLost : outcome < 0 ? kCutOff : outcome.load();
   runtime::LogEvent(spdlog::level::info, "stopped", {{"exit_code", code}});
   _exit(code);
 }
@@ -321,7 +349,9 @@ int Main(int argc, char** argv) {
   int received = 0;
   sigwait(&signals, &received);
   runtime::LogEvent(spdlog::level::info, "draining",
-                    {{"signal", received == SIGINT ? "SIGINT" : "SIGTERM"}});
+                    {{"signal", gpu_lost             ? "GPU lost"
+                                : received == SIGINT ? "SIGINT"
+                                                     : "SIGTERM"}});
   DrainAndExit(**server, drain_timeout, signals);
 }
 

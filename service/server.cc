@@ -157,9 +157,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
     if (!state_dir.ok()) return state_dir.status();
     server->state_dir_ = *std::move(state_dir);
   }
-  server->device_ = MakeCpuDevice(given.threads);
   if (loader == nullptr) {
-    loader = runtime::MakeFileModelLoader(*server->device_,
+    if (absl::Status status = server->OpenDevicesAsGiven(); !status.ok()) return status;
+    loader = runtime::MakeFileModelLoader(server->devices_,
                                           server->state_dir_ ? server->state_dir_->plans() : "");
   }
   runtime::ModelManager::Options manager;
@@ -186,7 +186,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   runtime::LogEvent(spdlog::level::info, "listening",
                     {{"grpc_port", server->port_},
                      {"metrics_port", server->metrics_port_},
-                     {"device", server->device_->Description()},
+                     {"device", server->devices_.cpu ? server->devices_.Description() : "none"},
                      {"version", ESPALIER_VERSION}});
   // One of an earlier run must not pass for ours.
   if (!given.ready_file.empty()) std::remove(given.ready_file.c_str());
@@ -240,8 +240,34 @@ void Server::SetServing(bool serving) {
   health->SetServingStatus(kServiceName, serving);
 }
 
+absl::Status Server::OpenDevicesAsGiven() {
+  DeviceOptions options;
+  options.mode = options_.device;
+  options.threads = options_.threads;
+  options.cuda_module = options_.cuda_module;
+  options.on_gpu_lost = [this](const absl::Status& status) { OnGpuLost(status); };
+  auto devices = OpenDevices(std::move(options));
+  if (!devices.ok()) {
+    return absl::Status(devices.status().code(),
+                        absl::StrCat("--device=cuda: ", devices.status().message()));
+  }
+  devices_ = *std::move(devices);
+  if (options_.device == DeviceMode::kAuto && devices_.gpus.empty()) {
+    runtime::LogEvent(spdlog::level::info, "serving on the CPU", {{"reason", devices_.why_no_gpu}});
+  }
+  return absl::OkStatus();
+}
+
+// What runs on the GPU fails by itself, each request with the text of the error.
+void Server::OnGpuLost(const absl::Status& status) {
+  gpu_lost_ = true;
+  runtime::LogEvent(spdlog::level::critical, "GPU lost", {{"reason", status.message()}});
+  if (grpc_ != nullptr) SetServing(false);
+  if (options_.on_gpu_lost) options_.on_gpu_lost();
+}
+
 void Server::OnModelsLoaded() {
-  if (state_->draining) return;
+  if (state_->draining || gpu_lost_) return;
   SetServing(true);
   size_t ready = 0, failed = 0;
   for (const auto& entry : models_->Index()) {

@@ -4,7 +4,9 @@
 //   Start ──▶ listening, NOT_SERVING ──all models loaded──▶ SERVING ──Drain──▶ NOT_SERVING, closed
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,7 +15,7 @@
 #include "absl/time/time.h"
 #include "engine/runtime/model_manager.h"
 #include "engine/runtime/state_dir.h"
-#include "engine/tensor/device.h"
+#include "engine/tensor/devices.h"
 #include "service/service_state.h"
 
 namespace grpc {
@@ -36,12 +38,17 @@ struct ServerOptions {
   std::vector<std::string> model_repositories;
   ModelControlMode model_control_mode = ModelControlMode::kNone;
   absl::Duration repository_poll_interval = absl::Seconds(15);  // in mode poll
-  std::vector<std::string> load_models;                    // in mode explicit, at start; "*": all
-  std::string address = "0.0.0.0:8001";                    // gRPC; port 0: a free one
-  std::string metrics_address = "0.0.0.0:8002";            // Prometheus; empty: none
-  std::string state_dir;                                   // empty: nothing is kept between runs
-  std::string ready_file;                                  // empty: none
-  int threads = 0;                                         // that compute; 0: one per CPU
+  std::vector<std::string> load_models;          // in mode explicit, at start; "*": all
+  std::string address = "0.0.0.0:8001";          // gRPC; port 0: a free one
+  std::string metrics_address = "0.0.0.0:8002";  // Prometheus; empty: none
+  std::string state_dir;                         // empty: nothing is kept between runs
+  std::string ready_file;                        // empty: none
+  int threads = 0;                               // that compute; 0: one per CPU
+  DeviceMode device = DeviceMode::kCpu;
+  std::string cuda_module;  // see DeviceOptions
+  // Called once when a GPU is lost, after health went to NOT_SERVING: the process should end, and be
+  // started again by its supervisor. From any thread.
+  std::function<void()> on_gpu_lost;
   int loader_threads = 2;                                  // models that load at once
   int64_t max_message_bytes = int64_t{1} << 30;            // largest request
   int64_t max_requests_in_flight = 4096;                   // 0: no limit
@@ -85,13 +92,16 @@ class Server {
   explicit Server(ServerOptions options);
   absl::Status Listen();
   absl::Status ListenForMetrics();
+  absl::Status OpenDevicesAsGiven();
   void OnModelsLoaded();
+  void OnGpuLost(const absl::Status& status);
   void SetServing(bool serving);
   absl::Status WriteReadyFile() const;
 
   const ServerOptions options_;
   std::unique_ptr<runtime::StateDir> state_dir_;
-  std::unique_ptr<Device> device_;
+  std::atomic<bool> gpu_lost_ = false;
+  Devices devices_;
   std::unique_ptr<runtime::ModelManager> models_;
   std::unique_ptr<ServiceState> state_;
   std::unique_ptr<grpc::Service> service_;

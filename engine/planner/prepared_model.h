@@ -62,6 +62,8 @@ class PreparedModel {
   virtual size_t dense_weight_bytes()
       const = 0;  // what the same weights take as dense tensors of the file's dtype
 
+  // How many instances its devices are meant for; 0: as many as the config says.
+  virtual int instances() const { return 0; }
   virtual absl::StatusOr<std::unique_ptr<ExecutionState>> NewState() const = 0;
 
   // Runs `batch` items, 1 ≤ batch ≤ max_batch_size (ignored when it is 0), from the state's input

@@ -1,18 +1,21 @@
 #include "engine/runtime/model_loader.h"
 
 #include <atomic>
+#include <functional>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "engine/formats/model_settings.h"
 #include "engine/formats/reader.h"
+#include "engine/planner/replicated_model.h"
 #include "engine/runtime/log.h"
+#include "engine/runtime/placement.h"
 #include "engine/runtime/statistics.h"
 
 namespace espalier::runtime {
 namespace {
 
-// What a config's precision means on this device.
+// What a config's precision means on the CPU.
 absl::Status CheckPrecision(formats::Precision precision, const std::string& config_path) {
   if (precision == formats::Precision::kAsStored || precision == formats::Precision::kFloat32) {
     return absl::OkStatus();
@@ -55,9 +58,9 @@ void StartWorkers(const Device& device) {
 
 class FileModelLoader final : public ModelLoader {
  public:
-  FileModelLoader(const Device& device, std::string plan_cache_dir)
-      : device_(device), plan_cache_dir_(std::move(plan_cache_dir)) {
-    StartWorkers(device);
+  FileModelLoader(const Devices& devices, std::string plan_cache_dir)
+      : devices_(devices), plan_cache_dir_(std::move(plan_cache_dir)) {
+    StartWorkers(*devices.cpu);
   }
 
   absl::StatusOr<inference::ModelConfig> ReadConfig(const std::string& directory) override {
@@ -70,17 +73,24 @@ class FileModelLoader final : public ModelLoader {
     const std::string config_path = job.directory + "/config.pbtxt";
     auto settings = formats::ReadModelSettings(job.config);
     if (!settings.ok()) return InFile(settings.status(), config_path);
-    if (absl::Status status = CheckPrecision(settings->precision, config_path); !status.ok()) {
-      return status;
+    const auto placement = PlaceInstances(job.config, devices_);
+    if (!placement.ok()) return InFile(placement.status(), config_path);
+    if (placement->gpus.empty()) {
+      absl::Status status = CheckPrecision(settings->precision, config_path);
+      if (!status.ok()) return status;
     }
     const std::string filename = job.config.default_model_filename().empty()
                                      ? formats::kDefaultModelFilename
                                      : job.config.default_model_filename();
     const std::string folder = absl::StrCat(job.directory, "/", job.version);
     const std::string model_path = absl::StrCat(folder, "/", filename);
-    auto graph = job.files == nullptr ? formats::ReadModel(model_path)
-                                      : formats::ReadModelInMemory(*job.files, filename, folder);
-    job.files.reset();
+    const Read read = [&]() -> absl::StatusOr<formats::ModelGraph> {
+      return job.files == nullptr ? formats::ReadModel(model_path)
+                                  : formats::ReadModelInMemory(*job.files, filename, folder);
+    };
+    auto graph = read();
+    // A model for GPUs may have to be read again: for the next GPU, or for the CPU.
+    if (placement->gpus.empty()) job.files.reset();
     if (!graph.ok()) return graph.status();
     // A config that is not there is made from the model alone.
     const bool has_config = job.config.ByteSizeLong() > 0;
@@ -100,22 +110,69 @@ class FileModelLoader final : public ModelLoader {
     options.weight_memory = settings->weight_memory;
     options.deterministic = settings->deterministic;
     options.flush_subnormals = settings->flush_subnormals;
+    options.precision = settings->precision;
     options.plan_cache_dir = plan_cache_dir_;
     options.measure_budget_millis = job.measure_budget_millis;
-    auto model = planner::PreparedModel::Prepare(*std::move(graph), device_, options);
+    auto model = Prepare(*std::move(graph), read, *placement, options);
     if (!model.ok()) return model.status();
     return LoadedModel{*std::move(config), *std::move(model), *std::move(labels)};
   }
 
  private:
-  const Device& device_;
+  using Read = std::function<absl::StatusOr<formats::ModelGraph>()>;
+  using Prepared = absl::StatusOr<std::unique_ptr<planner::PreparedModel>>;
+
+  Prepared Prepare(formats::ModelGraph graph, const Read& read, const Placement& placement,
+                   const planner::PrepareOptions& options) const {
+    if (placement.gpus.empty()) {
+      return planner::PreparedModel::Prepare(std::move(graph), *devices_.cpu, options);
+    }
+    Prepared model = PrepareOnGpus(std::move(graph), read, placement, options);
+    const bool cpu_will_do = !placement.demands_gpu &&
+                             options.precision != formats::Precision::kBFloat16 &&
+                             absl::IsUnimplemented(model.status());
+    if (!cpu_will_do) return model;
+    LogEvent(spdlog::level::warn, "model runs on the CPU: the GPU has no kernel for it",
+             {{"reason", model.status().message()}});
+    auto again = read();  // preparing consumed the first one
+    if (!again.ok()) return again.status();
+    return planner::PreparedModel::Prepare(*std::move(again), *devices_.cpu, options);
+  }
+
+  // A copy of the weights on each GPU that has an instance.
+  Prepared PrepareOnGpus(formats::ModelGraph graph, const Read& read, const Placement& placement,
+                         const planner::PrepareOptions& options) const {
+    std::vector<std::unique_ptr<planner::PreparedModel>> replicas;
+    std::vector<int> replica_of(placement.gpus.size());
+    for (const auto& gpu : devices_.gpus) {
+      bool used = false;
+      for (size_t i = 0; i < placement.gpus.size(); ++i) {
+        if (placement.gpus[i] != gpu->index()) continue;
+        replica_of[i] = static_cast<int>(replicas.size());
+        used = true;
+      }
+      if (!used) continue;
+      if (!replicas.empty()) {
+        auto again = read();
+        if (!again.ok()) return again.status();
+        graph = *std::move(again);
+      }
+      Prepared replica = planner::PreparedModel::Prepare(std::move(graph), *gpu, options);
+      if (!replica.ok()) return replica;
+      replicas.push_back(*std::move(replica));
+    }
+    return planner::MakeReplicatedModel(std::move(replicas), std::move(replica_of));
+  }
+
+  const Devices& devices_;
   const std::string plan_cache_dir_;
 };
 
 }  // namespace
 
-std::unique_ptr<ModelLoader> MakeFileModelLoader(const Device& device, std::string plan_cache_dir) {
-  return std::make_unique<FileModelLoader>(device, std::move(plan_cache_dir));
+std::unique_ptr<ModelLoader> MakeFileModelLoader(const Devices& devices,
+                                                 std::string plan_cache_dir) {
+  return std::make_unique<FileModelLoader>(devices, std::move(plan_cache_dir));
 }
 
 }  // namespace espalier::runtime

@@ -9,6 +9,7 @@
 #include "engine/formats/reader.h"
 #include "engine/planner/prepared_model.h"
 #include "engine/runtime/labels.h"
+#include "engine/tensor/devices.h"
 
 namespace espalier::runtime {
 
@@ -38,9 +39,12 @@ class ModelLoader {
   virtual absl::StatusOr<LoadedModel> Load(LoadJob job) = 0;
 };
 
-// Reads `<directory>/<version>/<default_model_filename or model.onnx>` and prepares it on `device`,
-// which must outlive the loader and its models. `plan_cache_dir` may be empty. The device's workers
-// are started here, see thread_priority.h.
-std::unique_ptr<ModelLoader> MakeFileModelLoader(const Device& device, std::string plan_cache_dir);
+// Reads `<directory>/<version>/<default_model_filename or model.onnx>` and prepares it where its
+// config wants it (placement.h). A model that a GPU has no kernel for runs on the CPU, with a line in
+// the log, unless its config demands a GPU or a precision that only a GPU has. The devices outlive
+// the loader and its models; the CPU's workers are started here, see thread_priority.h.
+// `plan_cache_dir` may be empty.
+std::unique_ptr<ModelLoader> MakeFileModelLoader(const Devices& devices,
+                                                 std::string plan_cache_dir);
 
 }  // namespace espalier::runtime

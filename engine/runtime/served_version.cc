@@ -19,16 +19,10 @@ namespace {
 constexpr int64_t kQuickNanos = 50'000;
 
 // The counts were checked when the config was read.
-absl::StatusOr<int> InstanceCount(const inference::ModelConfig& config, const std::string& name) {
+int InstanceCount(const inference::ModelConfig& config, const planner::PreparedModel& model) {
+  if (model.instances() > 0) return model.instances();
   int count = 0;
-  for (const auto& group : config.instance_group()) {
-    if (group.kind() == inference::ModelInstanceGroup::KIND_GPU) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("model '", name, "': instance_group kind KIND_GPU is not available on this ",
-                       "server; use KIND_CPU or KIND_AUTO"));
-    }
-    count += std::max(group.count(), 1);
-  }
+  for (const auto& group : config.instance_group()) count += std::max(group.count(), 1);
   return std::max(count, 1);
 }
 
@@ -71,9 +65,8 @@ absl::StatusOr<std::unique_ptr<ServedVersion>> ServedVersion::Create(Options opt
 }
 
 absl::Status ServedVersion::StartInstances() {
-  auto count = InstanceCount(options_.config, name());
-  if (!count.ok()) return count.status();
-  for (int i = 0; i < *count; ++i) {
+  const int count = InstanceCount(options_.config, *options_.model);
+  for (int i = 0; i < count; ++i) {
     auto state = options_.model->NewState();
     if (!state.ok()) return state.status();
     instances_.push_back(std::make_unique<Instance>());

@@ -4,6 +4,13 @@
 
 namespace espalier::kernels::cuda {
 
+bool HasCudaDriver() {
+  void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+  if (driver == nullptr) return false;
+  dlclose(driver);
+  return true;
+}
+
 const CudaModule* OpenCudaModule(const std::string& path, std::string* error) {
   const std::string file = path.empty() ? "libespalier_cuda.so" : path;
   void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -46,17 +47,20 @@ struct Event {
 
 std::unique_ptr<FakeCuda> device = std::make_unique<FakeCuda>();
 Stream default_stream;
+std::recursive_mutex mutex;  // over everything that changes
 
 Stream& StreamOf(void* stream) {
   return stream == nullptr ? default_stream : *static_cast<Stream*>(stream);
 }
 
 KernelStatus Alive() {
+  const std::lock_guard lock(mutex);
   if (device->broken.empty()) return {};
   return {KernelCode::kLaunchFailed, device->broken.c_str()};
 }
 
 KernelStatus Enqueue(void* stream, Work work) {
+  const std::lock_guard lock(mutex);
   if (KernelStatus status = Alive(); !status.ok()) return status;
   Stream& to = StreamOf(stream);
   if (!to.capturing) return work();
@@ -66,6 +70,7 @@ KernelStatus Enqueue(void* stream, Work work) {
 
 template <typename T>
 KernelStatus Make(void** handle) {
+  const std::lock_guard lock(mutex);
   if (KernelStatus status = Alive(); !status.ok()) return status;
   *handle = new T();
   ++device->live_handles;
@@ -74,6 +79,7 @@ KernelStatus Make(void** handle) {
 
 template <typename T>
 KernelStatus Delete(void* handle) {
+  const std::lock_guard lock(mutex);
   delete static_cast<T*>(handle);
   --device->live_handles;
   return Alive();
@@ -85,6 +91,7 @@ KernelStatus DeviceCount(int* count) {
 }
 
 KernelStatus DeviceInfo(int, CudaDeviceInfo* info) {
+  const std::lock_guard lock(mutex);
   *info = {};
   std::snprintf(info->name, sizeof(info->name), "Fake GPU");
   info->compute_major = device->compute_major;
@@ -95,9 +102,15 @@ KernelStatus DeviceInfo(int, CudaDeviceInfo* info) {
   return Alive();
 }
 
-KernelStatus UseDevice(int) { return Alive(); }
+thread_local int current_device = 0;
+
+KernelStatus UseDevice(int index) {
+  current_device = index;
+  return Alive();
+}
 
 KernelStatus Allocate(size_t bytes, void** pointer) {
+  const std::lock_guard lock(mutex);
   if (KernelStatus status = Alive(); !status.ok()) return status;
   if (bytes > device->memory_bytes - device->allocated_bytes())
     return {KernelCode::kOutOfMemory, "out of memory"};
@@ -108,12 +121,14 @@ KernelStatus Allocate(size_t bytes, void** pointer) {
 }
 
 KernelStatus Release(void* pointer) {
+  const std::lock_guard lock(mutex);
   device->allocations.erase(pointer);
   std::free(pointer);
   return Alive();
 }
 
 KernelStatus AllocatePinned(size_t bytes, void** pointer) {
+  const std::lock_guard lock(mutex);
   if (KernelStatus status = Alive(); !status.ok()) return status;
   *pointer = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
   ++device->live_handles;
@@ -121,6 +136,7 @@ KernelStatus AllocatePinned(size_t bytes, void** pointer) {
 }
 
 KernelStatus ReleasePinned(void* pointer) {
+  const std::lock_guard lock(mutex);
   std::free(pointer);
   --device->live_handles;
   return Alive();
@@ -154,6 +170,7 @@ KernelStatus ElapsedMicros(void* begin, void* end, float* micros) {
 }
 
 KernelStatus BeginCapture(void* stream) {
+  const std::lock_guard lock(mutex);
   if (KernelStatus status = Alive(); !status.ok()) return status;
   StreamOf(stream).capturing = true;
   ++device->captures;
@@ -161,6 +178,7 @@ KernelStatus BeginCapture(void* stream) {
 }
 
 KernelStatus EndCapture(void* stream, void** graph) {
+  const std::lock_guard lock(mutex);
   Stream& from = StreamOf(stream);
   from.capturing = false;
   if (KernelStatus status = Alive(); !status.ok()) return status;
@@ -170,7 +188,11 @@ KernelStatus EndCapture(void* stream, void** graph) {
 }
 
 KernelStatus LaunchGraph(void* graph, void* stream) {
-  ++device->launches;
+  const std::lock_guard lock(mutex);
+  ++device->launches_of[current_device];
+  if (++device->launches > device->breaks_after_launches && device->breaks_after_launches >= 0) {
+    device->broken = "an illegal memory access was encountered";
+  }
   StreamOf(stream).last_kernel = CudaKernel::kCount;  // inputs may have changed
   for (const Work& work : static_cast<Graph*>(graph)->work) {
     if (KernelStatus status = Alive(); !status.ok()) return status;
@@ -206,6 +228,7 @@ constexpr auto kLinear =
     LinearTable(std::make_index_sequence<static_cast<size_t>(CudaKernel::kCount)>());
 
 KernelStatus Settle(CudaKernel, const KernelContext&, const LinearArgs&) {
+  const std::lock_guard lock(mutex);
   ++device->settles;
   return Alive();
 }

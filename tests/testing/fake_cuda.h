@@ -3,7 +3,7 @@
 // Streams run what is enqueued at once, except while they capture; then it becomes a graph. Linear kernels compute in
 // double from the packed images (dense and block images; the others answer kUnsupported, as a kernel whose limits a
 // device does not meet). Every stream has a clock that linear kernels advance by `micros`, so that plans are the same on
-// every run. Handles are counted, memory has a limit, and the device can break.
+// every run. One device's threads may share it. Handles are counted, memory has a limit, and the device can break.
 #pragma once
 
 #include <cstddef>
@@ -26,9 +26,11 @@ struct FakeCuda {
   int live_handles = 0;                 // pinned memory, streams, events and graphs
   int captures = 0, launches = 0, settles = 0;
   std::map<kernels::cuda::CudaKernel, int> runs;  // of linear kernels
+  std::map<int, int> launches_of;                 // of graphs, by the device that the thread uses
 
   // Not empty: the device is lost, and every call answers this.
   std::string broken;
+  int breaks_after_launches = -1;  // of graphs; below 0: never
 
   size_t allocated_bytes() const;
 

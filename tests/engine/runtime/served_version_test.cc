@@ -72,17 +72,6 @@ TEST_F(ServedVersionTest, InstancesRunRequestsSideBySide) {
   for (TestRequest& request : requests) EXPECT_TRUE(request.status().ok());
 }
 
-TEST_F(ServedVersionTest, AGpuInstanceIsRefusedWithAdvice) {
-  inference::ModelConfig config;
-  config.add_instance_group()->set_kind(inference::ModelInstanceGroup::KIND_GPU);
-  config.set_max_batch_size(8);
-  auto version = ServedVersion::Create({.name = "m",
-                                        .config = config,
-                                        .model = std::make_unique<FakeModel>(FakeModelOptions()),
-                                        .latency = latency_});
-  EXPECT_THAT(std::string(version.status().message()), HasSubstr("KIND_GPU is not available"));
-}
-
 TEST_F(ServedVersionTest, AFullQueueRefusesAtOnceAndExactlyWhatIsTooMuch) {
   VersionHandle version = Serve(WithQueue(4));
   control_->run_gate.Close();

@@ -1,0 +1,69 @@
+#include "engine/planner/replicated_model.h"
+
+#include <atomic>
+#include <utility>
+
+namespace espalier::planner {
+namespace {
+
+class State final : public ExecutionState {
+ public:
+  State(std::unique_ptr<ExecutionState> state, int replica)
+      : state_(std::move(state)), replica_(replica) {}
+  void* input(int i) override { return state_->input(i); }
+  const void* output(int i) const override { return state_->output(i); }
+  size_t arena_bytes() const override { return state_->arena_bytes(); }
+  ExecutionState& state() { return *state_; }
+  int replica() const { return replica_; }
+
+ private:
+  std::unique_ptr<ExecutionState> state_;
+  const int replica_;
+};
+
+class ReplicatedModel final : public PreparedModel {
+ public:
+  ReplicatedModel(std::vector<std::unique_ptr<PreparedModel>> replicas, std::vector<int> placement)
+      : replicas_(std::move(replicas)), placement_(std::move(placement)) {}
+
+  const std::vector<formats::ValueInfo>& inputs() const override { return replicas_[0]->inputs(); }
+  const std::vector<formats::ValueInfo>& outputs() const override {
+    return replicas_[0]->outputs();
+  }
+  const ModelPlan& plan() const override { return replicas_[0]->plan(); }
+  size_t weight_bytes() const override {
+    size_t bytes = 0;
+    for (const auto& replica : replicas_) bytes += replica->weight_bytes();
+    return bytes;
+  }
+  size_t dense_weight_bytes() const override {
+    return replicas_[0]->dense_weight_bytes() * replicas_.size();
+  }
+  int instances() const override { return static_cast<int>(placement_.size()); }
+
+  absl::StatusOr<std::unique_ptr<ExecutionState>> NewState() const override {
+    const int replica = placement_[next_.fetch_add(1) % placement_.size()];
+    auto state = replicas_[replica]->NewState();
+    if (!state.ok()) return state.status();
+    return std::make_unique<State>(*std::move(state), replica);
+  }
+
+  absl::Status Run(ExecutionState& state, int64_t batch) const override {
+    auto& placed = static_cast<State&>(state);
+    return replicas_[placed.replica()]->Run(placed.state(), batch);
+  }
+
+ private:
+  const std::vector<std::unique_ptr<PreparedModel>> replicas_;
+  const std::vector<int> placement_;
+  mutable std::atomic<size_t> next_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<PreparedModel> MakeReplicatedModel(
+    std::vector<std::unique_ptr<PreparedModel>> replicas, std::vector<int> placement) {
+  return std::make_unique<ReplicatedModel>(std::move(replicas), std::move(placement));
+}
+
+}  // namespace espalier::planner
