@@ -5,6 +5,8 @@
 // functions, kept side by side.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 
@@ -13,34 +15,75 @@
 
 namespace espalier::updates {
 
-// Modelled bits below the leading one. Gaps are all but geometric, so that more than three teach
-// nothing; steps of an optimiser cluster around its learning rate, and six bits of the step in ULPs
-// took 4 % off a delta of f32 weights (adaptive models start as even, so that more cost more to
-// teach).
-inline constexpr int kGapTopBits = 3, kStepTopBits = 6;
+// Modelled bits below the leading one. Gaps are all but geometric. Steps of f32 weights are noise
+// below their size: two bits were 1 to 2 % smaller than six on deltas of a hundred steps, which have
+// to be taught, and a third faster to decode.
+inline constexpr int kGapTopBits = 3, kStepTopBits = 2;
 
 using GapModel = AdaptiveNumber<kGapTopBits>;
 
-// A value that moved: away from zero or towards it (weight decay moves them all one way), how far.
+// Values that moved: away from zero or towards it, and how far. What the values before did predicts
+// both. Neighbours in a row of a layer see inputs that are alike (pixels, activations that are never
+// negative), so that their steps tend to have one direction; and all steps are of the size of the
+// learning rate, so that an f32's step in ULPs follows from its exponent. For 16-bit floats that is
+// too coarse, their steps are one ULP or two: there the class of the old value picks the models.
 template <typename Element>
-struct ChangeModel {
-  AdaptiveBit away;
-  AdaptiveNumber<kStepTopBits> distance;
+class ChangeModel {
+ public:
+  using Bits = typename Element::Bits;
 
-  void Encode(RangeEncoder& coder, uint32_t old_bits, uint32_t new_bits) {
-    using Bits = typename Element::Bits;
-    const int64_t step = Element::OrderOf(static_cast<Bits>(new_bits)) -
-                         Element::OrderOf(static_cast<Bits>(old_bits));
-    coder.Bit(away, (step > 0) == (Element::OrderOf(static_cast<Bits>(old_bits)) > 0));
-    distance.Encode(coder, static_cast<uint64_t>(step < 0 ? -step : step) - 1);
+  void Encode(RangeEncoder& coder, uint32_t position, uint32_t old_bits, uint32_t new_bits) {
+    const int64_t from = Element::OrderOf(static_cast<Bits>(old_bits));
+    const int64_t step = Element::OrderOf(static_cast<Bits>(new_bits)) - from;
+    coder.Bit(Away(position, from), (step > 0) == (from > 0));
+    const uint64_t distance = static_cast<uint64_t>(step < 0 ? -step : step);
+    Distance(old_bits).Encode(coder, distance - 1);
+    Learn(position, old_bits, distance, step > 0);
   }
   // The ordered integer of the new value; the caller checks that it is one.
-  int64_t Decode(RangeDecoder& coder, uint32_t old_bits) {
-    const int64_t old_order = Element::OrderOf(static_cast<typename Element::Bits>(old_bits));
-    const bool up = coder.Bit(away) == (old_order > 0);
-    const auto size = static_cast<int64_t>(distance.Decode(coder)) + 1;
-    return up ? old_order + size : old_order - size;
+  int64_t Decode(RangeDecoder& coder, uint32_t position, uint32_t old_bits) {
+    const int64_t from = Element::OrderOf(static_cast<Bits>(old_bits));
+    const bool up = (coder.EvenBit(Away(position, from)) != 0) == (from > 0);
+    const uint64_t distance = Distance(old_bits).Decode(coder) + 1;
+    Learn(position, old_bits, distance, up);
+    return up ? from + static_cast<int64_t>(distance) : from - static_cast<int64_t>(distance);
   }
+
+ private:
+  using DistanceModel = AdaptiveNumber<kStepTopBits>;
+  static constexpr bool kPredicts = Element::kBits == 32;
+  static constexpr int kPredictions = 40;
+
+  AdaptiveBit& Away(uint32_t position, int64_t from) {
+    const uint32_t gap = position - last_position_;
+    return away_[gap == 1 ? 0 : gap == 2 ? 1 : gap <= 4 ? 2 : gap <= 16 ? 3 : 4][up_ == (from > 0)];
+  }
+  DistanceModel& Distance(uint32_t old_bits) {
+    uint32_t index = Element::ClassOf(static_cast<Bits>(old_bits));
+    if constexpr (kPredicts) {
+      const int32_t predicted = (size_ - static_cast<int32_t>(index << kShift)) >> (kShift - 1);
+      index = static_cast<uint32_t>(std::clamp<int32_t>(predicted, 0, kPredictions - 1));
+    }
+    if (!distances_[index]) distances_[index] = std::make_unique<DistanceModel>();
+    return *distances_[index];
+  }
+  void Learn(uint32_t position, uint32_t old_bits, uint64_t distance, bool up) {
+    last_position_ = position;
+    up_ = up;
+    if constexpr (kPredicts) {
+      const auto size = static_cast<int32_t>(
+          (std::bit_width(distance) + Element::ClassOf(static_cast<Bits>(old_bits))) << kShift);
+      size_ += (size - size_) >> kRate;
+    }
+  }
+  static constexpr int kShift = 6, kRate = 4;
+
+  AdaptiveBit away_[5][2];
+  uint32_t last_position_ = 0;
+  bool up_ = false;
+  int32_t size_ = 100 << 6;  // of steps: bits of the distance + exponent, in 1/64, averaged
+  std::array<std::unique_ptr<DistanceModel>, kPredicts ? kPredictions : Element::kClasses>
+      distances_;
 };
 
 // The zero that a drop leaves: w · mask keeps the sign of w, an assignment of 0 does not.

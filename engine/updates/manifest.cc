@@ -90,6 +90,8 @@ void CheckTensor(const TensorDelta& delta, const std::vector<TensorDelta>& befor
   if (!reader.ok()) return;
   if (auto status = formats::CheckName("a tensor", tensor.name); !status.ok())
     return reader.Fail(status.message());
+  if (auto status = formats::CheckName("a dtype", tensor.dtype); !status.ok())
+    return reader.Fail(status.message());
   if (!before.empty() && before.back().tensor.name >= tensor.name) {
     return reader.Fail(absl::StrCat("tensor ", formats::Quoted(tensor.name), " after ",
                                     formats::Quoted(before.back().tensor.name),

@@ -33,6 +33,16 @@ class AdaptiveBit {
     seen_ = static_cast<uint16_t>(seen_ + (seen_ + 1 < static_cast<int>(kRates.size())));
   }
 
+  // All bits of `mask` set: a 1; none: a 0.
+  void UpdateEven(uint32_t mask) {
+    const int32_t target =
+        kMost + static_cast<int32_t>(mask & static_cast<uint32_t>(kLeast - kMost));
+    zero_ = static_cast<uint16_t>(
+        zero_ +
+        (((target - static_cast<int32_t>(zero_)) * static_cast<int32_t>(kRates[seen_])) >> 16));
+    seen_ = static_cast<uint16_t>(seen_ + (seen_ + 1 < static_cast<int>(kRates.size())));
+  }
+
  private:
   static constexpr int32_t kLeast = 32, kMost = 65536 - 32;
   static constexpr auto kRates = [] {
@@ -133,6 +143,17 @@ class RangeDecoder {
     Normalize();
     return bit;
   }
+  // The same for a bit that is hard to guess: without a branch, which the processor would guess wrong
+  // every other time.
+  uint32_t EvenBit(AdaptiveBit& model) {
+    const uint32_t bound = (range_ >> kProbabilityBits) * model.probability();
+    const uint32_t mask = 0u - static_cast<uint32_t>(code_ >= bound);
+    code_ -= bound & mask;
+    range_ = (bound & ~mask) | ((range_ - bound) & mask);
+    model.UpdateEven(mask);
+    Normalize();
+    return mask & 1;
+  }
   uint32_t Direct(int count) {
     uint32_t value = 0;
     while (count > 0) {
@@ -221,7 +242,7 @@ class AdaptiveNumber {
     if (length < 2) return static_cast<uint64_t>(length);
     const int below = length - 1, modelled = below < kTop ? below : kTop;
     uint32_t node = 1;
-    for (int i = 1; i <= modelled; ++i) node = 2 * node + coder.Bit(tops_[length][node]);
+    for (int i = 1; i <= modelled; ++i) node = 2 * node + coder.EvenBit(tops_[length][node]);
     const int raw = below - modelled;
     return uint64_t{node} << raw | (raw > 0 ? coder.Direct(raw) : 0);
   }

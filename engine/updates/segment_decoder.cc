@@ -263,16 +263,11 @@ class SegmentDecoder {
     DropModel drop;
     std::unique_ptr<GrowModel<Element>> grow;
   };
-  struct ClassModels {
-    GapModel gaps;
-    Symbols symbols;
-  };
-
   absl::Status RangeSymbol(EventKind kind, uint32_t position, RangeDecoder& coder, Symbols& models,
                            std::vector<Edit>& edits) const {
     switch (kind) {
       case EventKind::kChange:
-        return AddOrder(position, models.change.Decode(coder, base_[position]), edits);
+        return AddOrder(position, models.change.Decode(coder, position, base_[position]), edits);
       case EventKind::kDrop:
         return Add(kind, position,
                    Element::Zero(models.drop.Decode(coder, Element::IsNegative(base_[position]))),
@@ -320,18 +315,19 @@ class SegmentDecoder {
     std::vector<Edit>* edits;
     // 0: the next element of the class is an event, or opens the class.
     std::array<uint32_t, kMaxClasses> left{};
-    std::array<std::unique_ptr<ClassModels>, kMaxClasses> models{};
+    std::array<std::unique_ptr<GapModel>, kMaxClasses> models{};
+    Symbols symbols{};
 
     void ReadGap(uint32_t element_class) {
       left[element_class] = static_cast<uint32_t>(std::min<uint64_t>(
-          models[element_class]->gaps.Decode(coder), static_cast<uint64_t>(kSegmentElements)));
+          models[element_class]->Decode(coder), static_cast<uint64_t>(kSegmentElements)));
     }
   };
 
   // An element of a class whose `left` is 0.
   absl::Status Arrive(ClassStream& stream, uint32_t position, uint32_t element_class) {
     if (!stream.models[element_class]) {
-      stream.models[element_class] = std::make_unique<ClassModels>();
+      stream.models[element_class] = std::make_unique<GapModel>();
       stream.ReadGap(element_class);
       if (stream.left[element_class] > 0) {
         --stream.left[element_class];
@@ -342,8 +338,8 @@ class SegmentDecoder {
       return Refused(stream.kind,
                      absl::StrCat("more events than the ", stream.count, " that it announces"));
     }
-    if (auto status = RangeSymbol(stream.kind, position, stream.coder,
-                                  stream.models[element_class]->symbols, *stream.edits);
+    if (auto status =
+            RangeSymbol(stream.kind, position, stream.coder, stream.symbols, *stream.edits);
         !status.ok()) {
       return status;
     }

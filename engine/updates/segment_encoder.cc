@@ -100,20 +100,21 @@ class ListEncoder {
       next = event.class_rank;
     }
     RangeEncoder coder;
-    std::array<std::unique_ptr<ClassModels>, kMaxClasses> models;
+    std::array<std::unique_ptr<GapModel>, kMaxClasses> models;
+    Symbols symbols;
     size_t done = 0;
     const auto encode_until = [&](uint32_t position) {
       for (; done < count && events.first[done].position < position; ++done) {
         const Event& event = events.first[done];
-        ClassModels& of = *models[Element::ClassOf(static_cast<Bits>(event.old_bits))];
-        of.symbols.Encode(coder, kind_, event);
-        of.gaps.Encode(coder, next_gap[done]);
+        GapModel& of = *models[Element::ClassOf(static_cast<Bits>(event.old_bits))];
+        symbols.Encode(coder, kind_, event);
+        of.Encode(coder, next_gap[done]);
       }
     };
     for (const SegmentEvents::Opening& opening : events_.openings) {
       encode_until(opening.position);
-      models[opening.element_class] = std::make_unique<ClassModels>();
-      models[opening.element_class]->gaps.Encode(coder, following[opening.element_class]);
+      models[opening.element_class] = std::make_unique<GapModel>();
+      models[opening.element_class]->Encode(coder, following[opening.element_class]);
     }
     encode_until(UINT32_MAX);
     return coder.Finish();
@@ -125,7 +126,8 @@ class ListEncoder {
     std::unique_ptr<GrowModel<Element>> grow;
 
     void Encode(RangeEncoder& coder, EventKind kind, const Event& event) {
-      if (kind == EventKind::kChange) change.Encode(coder, event.old_bits, event.new_bits);
+      if (kind == EventKind::kChange)
+        change.Encode(coder, event.position, event.old_bits, event.new_bits);
       if (kind == EventKind::kDrop) {
         drop.Encode(coder, Element::IsNegative(static_cast<Bits>(event.old_bits)),
                     NegativeZero(event));
@@ -136,11 +138,6 @@ class ListEncoder {
       }
     }
   };
-  struct ClassModels {
-    GapModel gaps;
-    Symbols symbols;
-  };
-
   static bool NegativeZero(const Event& event) {
     return Element::IsNegative(static_cast<Bits>(event.new_bits));
   }

@@ -14,7 +14,8 @@ int64_t TensorInfo::row_elements() const {
 }
 
 std::string TensorInfo::ToString() const {
-  return absl::StrCat(formats::Shown(name), " ", dtype, " [", absl::StrJoin(dims, ", "), "]");
+  return absl::StrCat(formats::Shown(name), " ", formats::Shown(dtype), " [",
+                      absl::StrJoin(dims, ", "), "]");
 }
 
 int64_t FindTensor(const std::vector<TensorInfo>& tensors, absl::string_view name) {

@@ -223,6 +223,8 @@ INSTANTIATE_TEST_SUITE_P(
         Attack{"ATensorTwice", CHANGED(m.tensors[1] = m.tensors[0]), kInvalid,
                "expected ascending names"},
         Attack{"ATensorWithoutAName", CHANGED(m.tensors[0].tensor.name = ""), kInvalid, "tensor"},
+        Attack{"ADtypeOfControlCharacters", CHANGED(m.tensors[0].tensor.dtype = "F1\x1b"), kInvalid,
+               "dtype"},
         Attack{"ATensorThatTheBaseHasNot", CHANGED(m.tensors[1].tensor.name = "x"), kPrecondition,
                "which the base has not"},
         Attack{"ATensorOfAnotherDtype", CHANGED(m.tensors[1].tensor.dtype = "F16"), kPrecondition,

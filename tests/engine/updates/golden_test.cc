@@ -1,0 +1,92 @@
+// Deltas written by the first release of format 1 stay readable, in every mode, whatever the encoder
+// does since. The files are in tests/data/updates; README.md there says how they were made.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "engine/updates/apply_delta.h"
+#include "engine/updates/create_delta.h"
+#include "engine/updates/journal.h"
+#include "engine/updates/receive.h"
+#include "engine/updates/weight_digest.h"
+#include "tests/engine/formats/onnx_builder.h"
+
+namespace espalier::updates {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::string kFolder = "tests/data/updates";
+
+std::string Contents(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+struct Golden {
+  const char* name;
+  uint8_t modes;  // that it was made with
+  int uses;       // of these the one that is in it
+};
+
+void PrintTo(const Golden& golden, std::ostream* out) { *out << golden.name; }
+
+class GoldenTest : public ::testing::TestWithParam<Golden> {};
+
+TEST_P(GoldenTest, IsReadAndAppliedByteForByte) {
+  const std::string path = kFolder + "/" + GetParam().name + ".espd";
+  const auto base = Checkpoint::Open(kFolder + "/base.safetensors");
+  ASSERT_TRUE(base.ok()) << base.status();
+  // To make them again, for a new format version: into a folder that is then committed.
+  if (const char* out = std::getenv("ESPALIER_WRITE_GOLDEN")) {
+    CreateOptions options;
+    options.model = "golden";
+    options.base_version = 1;
+    options.target_version = options.sequence = 2;
+    options.created_seconds = 1'800'000'000;
+    options.keys = {PrivateKey::FromPem(Contents(std::string(out) + "/golden.key")).value()};
+    options.weights.encode.modes = GetParam().modes;
+    const auto target = Checkpoint::Open(kFolder + "/target.safetensors");
+    ASSERT_TRUE(
+        CreateDelta(**base, **target, std::string(out) + "/" + GetParam().name + ".espd", options)
+            .ok());
+  }
+  const auto delta =
+      DeltaFile::Open(std::make_shared<FileSource>(formats::RegularFile::Open(path).value()));
+  ASSERT_TRUE(delta.ok()) << delta.status();
+
+  ReceivePolicy policy;
+  policy.trust = TrustPolicy{{PublicKey::FromPem(Contents(kFolder + "/golden.pub")).value()}, 1};
+  policy.model = "golden";
+  policy.now_seconds = 1'800'000'000;
+  const auto journal = Receive(*delta, **base, *DigestOf(**base), policy);
+  ASSERT_TRUE(journal.ok()) << journal.status();
+  EXPECT_GT(journal->entries(), 200);
+
+  bool used = false;
+  const std::vector<RecordRef> records = delta->Records().value();
+  for (const RecordRef& record : records) {
+    int modes[kEventKinds];
+    ASSERT_TRUE(ReadModes(delta->Read(record).value(), modes).ok());
+    for (const int mode : modes) used |= mode == GetParam().uses;
+  }
+  EXPECT_TRUE(used);
+
+  const espalier::testing::TemporaryFolder folder;
+  const std::string out = folder.path() + "/out.safetensors";
+  const auto status = ApplyDelta(**base, *delta, out);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(Contents(out), Contents(kFolder + "/target.safetensors"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Format1, GoldenTest,
+                         ::testing::Values(Golden{"v1_raw", 1, 0}, Golden{"v1_zstd", 2, 1},
+                                           Golden{"v1_range", 4, 2},
+                                           Golden{"v1_class_range", 12, 3},
+                                           Golden{"v1_smallest", 15, 3}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace espalier::updates
