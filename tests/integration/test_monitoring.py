@@ -28,7 +28,11 @@ SCRAPES_PER_SECOND = 2
 CONFIG = """
     parameters { key: "execute_delay_ms" value { string_value: "20" } }
     max_batch_size: 4
-    dynamic_batching { default_queue_policy { max_queue_size: 2 } }
+    dynamic_batching {
+        priority_levels: 2
+        default_priority_level: 2
+        default_queue_policy { max_queue_size: 2 }
+    }
 """
 
 

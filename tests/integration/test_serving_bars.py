@@ -34,4 +34,5 @@ def test_under_twice_the_load_what_does_not_fit_is_refused_in_time(overloaded):
 
 def test_under_twice_the_load_pending_stays_below_its_cap_and_memory_where_it_was(overloaded):
     assert 0 < overloaded["max_pending"] <= overloaded["pending_cap"]
-    assert overloaded["resident_growth_bytes"] <= overloaded["growth_bar_bytes"]
+    if not harness.SANITIZED:  # a sanitizer keeps freed memory for a while
+        assert overloaded["resident_growth_bytes"] <= overloaded["growth_bar_bytes"]
