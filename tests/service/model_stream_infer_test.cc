@@ -194,6 +194,24 @@ TEST_F(ModelStreamInferTest, ASlowModelDoesNotHoldUpAnotherOfTheSameStream) {
   EXPECT_TRUE(stream->Finish().ok());
 }
 
+// Three instances overtake each other, but for a model that keeps the order.
+TEST_F(ModelStreamInferTest, AnswersComeInOrderFromAModelThatKeepsIt) {
+  auto& config = loader_->configs["m"];
+  config.add_instance_group()->set_count(3);
+  config.mutable_dynamic_batching()->set_preserve_ordering(true);
+  control_->run_delay = absl::Milliseconds(1);
+  StartServer();
+  const auto stream = Open();
+  for (int i = 0; i < 200; ++i) {
+    ModelInferRequest request = RawRequest(8);  // a batch of its own
+    request.set_id(absl::StrCat(i));
+    ASSERT_TRUE(stream->Write(request));
+  }
+  stream->WritesDone();
+  for (int i = 0; i < 200; ++i) ASSERT_EQ(Next(*stream).infer_response().id(), absl::StrCat(i));
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
 TEST_F(ModelStreamInferTest, NoMoreIsReadThanMayBeInFlight) {
   options_.max_stream_requests_in_flight = 3;
   StartServer();
