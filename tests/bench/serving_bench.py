@@ -13,8 +13,11 @@ Cases
   peers      throughput and p99 against other servers of the same protocol
 
 Everything is driven by `espalier bench`. What is compared runs in alternating windows, and medians are compared. Before
-anything is timed each model's answers are checked against float64. A peer is one entry in PEERS; one whose Python
-(--peer_envs) is not installed is left out, and said so. --out tests/bench/results/cpu/serving_bars.json records.
+anything is timed each model's answers are checked against float64. A peer is one entry in PEERS; one that is not
+installed is left out, and said so. To install one:
+    python3 -m venv build/peers/pytriton
+    build/peers/pytriton/bin/pip install -r tests/bench/peers/requirements-pytriton.txt
+--out tests/bench/results/cpu/serving_bars.json records.
 Needs the Python of tests/integration/requirements.txt (./tests/run makes .venv) and a release build (ESPALIER_BIN).
 """
 
@@ -91,7 +94,7 @@ class Peer:
 
 PEERS = {
     "pytriton": Peer("nvidia-pytriton: Triton with an onnxruntime Python model", "pytriton_server.py", 4, 0.5),
-    "kserve": Peer("KServe's Python model server with onnxruntime", "kserve_server.py", 4, 0.5),
+    "kserve": Peer("KServe's Python model server with onnxruntime", "kserve_server.py", 1, 1),
 }
 
 
