@@ -7,7 +7,7 @@
 #include "engine/formats/model_settings.h"
 #include "engine/formats/reader.h"
 #include "engine/planner/prepared_model.h"
-#include "engine/tensor/device.h"
+#include "engine/tensor/devices.h"
 
 namespace espalier::cli {
 namespace {
@@ -42,6 +42,7 @@ absl::StatusOr<planner::PrepareOptions> OptionsFrom(const Args& args, inference:
   options.weight_memory = settings->weight_memory;
   options.deterministic = settings->deterministic;
   options.flush_subnormals = settings->flush_subnormals;
+  options.precision = settings->precision;
   options.measure_budget_millis = *seconds * 1000;
   return options;
 }
@@ -61,6 +62,19 @@ void KeepBuckets(const std::vector<int64_t>& batches, ModelPlan& plan) {
   }
 }
 
+absl::StatusOr<Devices> DevicesFrom(const Args& args, int threads) {
+  DeviceOptions options;
+  options.threads = threads;
+  options.cuda_module = args.String("cuda_module", "");
+  const std::string device = args.String("device", "cpu");
+  if (device != "cpu" && device != "cuda") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--device is '", device, "', expected cpu or cuda"));
+  }
+  options.mode = device == "cuda" ? DeviceMode::kCuda : DeviceMode::kCpu;
+  return OpenDevices(std::move(options));
+}
+
 absl::Status Run(const Args& args) {
   absl::StatusOr<std::vector<int64_t>> batches = args.IntList("batch", 1, kMaxBatch);
   if (!batches.ok()) return batches.status();
@@ -74,8 +88,10 @@ absl::Status Run(const Args& args) {
   if (!config.ok()) return config.status();
   absl::StatusOr<planner::PrepareOptions> options = OptionsFrom(args, *std::move(config), *batches);
   if (!options.ok()) return options.status();
-  const std::unique_ptr<Device> device = MakeCpuDevice(static_cast<int>(*threads));
-  auto model = planner::PreparedModel::Prepare(*std::move(graph), *device, *options);
+  absl::StatusOr<Devices> devices = DevicesFrom(args, static_cast<int>(*threads));
+  if (!devices.ok()) return devices.status();
+  const Device& device = devices->gpus.empty() ? *devices->cpu : *devices->gpus[0];
+  auto model = planner::PreparedModel::Prepare(*std::move(graph), device, *options);
   if (!model.ok()) return model.status();
   ModelPlan plan = (*model)->plan();
   KeepBuckets(*batches, plan);
@@ -103,6 +119,10 @@ Command PlanCommand() {
                {"deterministic", "",
                 "One kernel a layer for all batch sizes, chosen without measuring."},
                {"flush_subnormals", "", "Values below the smallest normal number count as zero."},
+               {"device", "cpu|cuda", "What to plan for; cuda is the first GPU. Default: cpu."},
+               {"cuda_module", "FILE",
+                "libespalier_cuda.so. Default: beside the program, in ../lib, or where the linker "
+                "looks."},
                {"threads", "N", "Threads to plan for. Default: 0, one per usable CPU."},
                {"measure_seconds", "N",
                 "Time for measuring; the cost model decides the rest. Default: 10. 0: no "
