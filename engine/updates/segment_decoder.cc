@@ -75,7 +75,11 @@ class SegmentDecoder {
           return status;
       }
       const size_t middle = edits.size();
-      edits.insert(edits.end(), into.begin(), into.end());
+      if (middle == 0) {  // the usual case of one list: nothing is copied
+        edits.swap(into);
+      } else {
+        edits.insert(edits.end(), into.begin(), into.end());
+      }
       std::vector<Edit>().swap(into);
       const auto at = [&](size_t index) { return edits.begin() + static_cast<ptrdiff_t>(index); };
       if (middle > begin && middle < edits.size()) {

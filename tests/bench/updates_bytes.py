@@ -3,6 +3,7 @@
 
     tests/bench/updates_bytes.py --out tests/bench/results/updates/bytes.json
     tests/bench/updates_bytes.py --slow          also the pairs of 1 GB (bsdiff takes most of an hour on them)
+    tests/bench/updates_bytes.py --only dense    some pairs; the rows of the others in --out stay as they are
 
 Every tool gets the same two files; ours counts with manifest and one signature, the others with nothing of the kind.
 
@@ -38,6 +39,7 @@ MODELS = ROOT / "tests/data/models"
 MNIST = ROOT / "tests/data/mnist"
 BATCH = 128
 WARM_UP = 20
+RATE = 1e-4  # a tenth of the rate that the models were trained with
 TOOLS = ("bsdiff", "hdiffz", "zstd", "xdelta3")
 
 
@@ -250,10 +252,10 @@ def pairs(slow: bool):
         for dtype in ("bf16", "f32"):
             for steps in (1, 100):
                 yield (f"{short} {dtype}, {steps} step{'s' * (steps > 1)}",
-                       lambda f, m=model, d=dtype, s=steps: trained_pair(f, m, d, s, 1e-5))
+                       lambda f, m=model, d=dtype, s=steps: trained_pair(f, m, d, s, RATE))
     for dtype in ("bf16", "f32"):
         yield (f"unstructured {dtype}, regrow and 1 step",
-               lambda f, d=dtype: trained_pair(f, "mnist_unstructured", d, 1, 1e-5, regrow=True))
+               lambda f, d=dtype: trained_pair(f, "mnist_unstructured", d, 1, RATE, regrow=True))
     for size in (64, 1024) if slow else (64,):
         yield f"synthetic {size} MiB bf16, dense", lambda f, s=size: synthetic_pair(f, s, 0.0, 0.0)
         yield f"synthetic {size} MiB bf16, 90 % zeros", lambda f, s=size: synthetic_pair(f, s, 0.9, 0.0)
@@ -292,8 +294,12 @@ def main() -> int:
     print(f"geometric mean of ours / best tool: {geomean([row['ratio'] for row in rows]):.3f} over {len(rows)} pairs")
     if args.out:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+        if args.out.exists():
+            measured = {row["pair"]: row for row in json.loads(args.out.read_text(encoding="utf-8"))["rows"]}
+            measured.update({row["pair"]: row for row in rows})
+            rows = [measured[name] for name, _ in pairs(True) if name in measured]
         result = {"device": device(), "commit": commit.stdout.strip(), "date": datetime.date.today().isoformat(),
-                  "command": "tests/bench/updates_bytes.py" + (" --slow" if args.slow else ""), "rows": rows}
+                  "command": "tests/bench/updates_bytes.py", "rows": rows}
         args.out.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({k: v for k, v in result.items() if k != "rows"})[:-1] + ', "rows": [\n'
         args.out.write_text(text + ",\n".join(json.dumps(row) for row in rows) + "\n]}\n", encoding="utf-8")

@@ -1,95 +1,32 @@
 // What strangers, thieves of a key and broken publishers send: each refused with its own reason, and
-// the weights as they were.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <map>
+// the weights as they were. This file: whole files, signatures, manifests; attacks_body_test.cc has the
+// rest.
+#include "tests/engine/updates/attacks.h"
 
 #include "engine/updates/bytes.h"
-#include "engine/updates/receive.h"
-#include "engine/updates/weight_digest.h"
 #include "engine/updates/zstd.h"
-#include "tests/engine/updates/memory_weights.h"
-#include "tests/engine/updates/random_weights.h"
 
 namespace espalier::updates {
 namespace {
 
+using testing::Attack;
+using testing::AttackTest;
 using testing::Draft;
+using testing::Good;
 using ::testing::HasSubstr;
+using testing::kDenied;
+using testing::kInvalid;
+using testing::kPrecondition;
 using testing::MakeDraft;
-using testing::MakePair;
-using testing::MemoryWeights;
+using testing::NameOfAttack;
 using testing::OpenBytes;
+using testing::Policy;
+using testing::Publisher;
+using testing::ReceiveBytes;
+using testing::Signed;
+using testing::TheWorld;
 
-constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
-constexpr absl::StatusCode kDenied = absl::StatusCode::kPermissionDenied;
-constexpr absl::StatusCode kPrecondition = absl::StatusCode::kFailedPrecondition;
-
-const PrivateKey& Publisher() {
-  static const auto* const key = new PrivateKey(PrivateKey::Generate().value());
-  return *key;
-}
-
-// b: 2 tensors; v F32 [4] = {1, 0, 2, −0} and w BF16 [100, 10].
-struct World {
-  World() {
-    const auto pair = MakePair<BFloat16Element>(1000, 21);
-    const std::vector<uint32_t> v = {0x3f800000, 0, 0x40000000, 0x80000000};
-    base.Add("v", "F32", {4}, v);
-    base.Add("w", "BF16", {100, 10}, pair.before);
-    target.Add("v", "F32", {4}, std::vector<uint32_t>{0x3f800001, 0x3f000000, 0, 0});
-    target.Add("w", "BF16", {100, 10}, pair.after);
-    digest = *DigestOf(base);
-  }
-  MemoryWeights base, target;
-  Digest digest;
-};
-
-const World& TheWorld() {
-  static const auto* const world = new World;
-  return *world;
-}
-
-ReceivePolicy Policy() {
-  ReceivePolicy policy;
-  policy.trust = TrustPolicy{{Publisher().Public().value()}, 1};
-  policy.model = "digits";
-  policy.now_seconds = 1'800'000'100;
-  return policy;
-}
-
-absl::StatusOr<Journal> ReceiveBytes(std::string bytes, const ReceivePolicy& policy = Policy(),
-                                     const MemoryWeights& base = TheWorld().base) {
-  const auto delta = OpenBytes(std::move(bytes));
-  if (!delta.ok()) return delta.status();
-  return Receive(*delta, base, *DigestOf(base), policy);
-}
-
-Draft Good() { return MakeDraft(TheWorld().base, TheWorld().target); }
-std::string Signed(const Draft& draft) { return draft.Bytes({Publisher()}); }
-
-struct Attack {
-  const char* name;
-  std::function<std::string()> bytes;
-  absl::StatusCode code;
-  const char* reason;
-};
-
-void PrintTo(const Attack& attack, std::ostream* out) { *out << attack.name; }
-
-class AttackTest : public ::testing::TestWithParam<Attack> {};
-
-TEST_P(AttackTest, IsRefusedWithItsReason) {
-  const auto journal = ReceiveBytes(GetParam().bytes());
-  ASSERT_FALSE(journal.ok());
-  EXPECT_EQ(journal.status().code(), GetParam().code) << journal.status();
-  EXPECT_THAT(std::string(journal.status().message()), HasSubstr(GetParam().reason));
-  EXPECT_LT(journal.status().message().size(), 1000u);
-}
-
-std::string NameOfAttack(const ::testing::TestParamInfo<Attack>& info) { return info.param.name; }
+TEST_P(AttackTest, IsRefusedWithItsReason) { ExpectRefused(GetParam()); }
 
 // --- the file -------------------------------------------------------------------------------------
 
@@ -321,281 +258,12 @@ INSTANTIATE_TEST_SUITE_P(
                kInvalid, "damaged compressed data"}),
     NameOfAttack);
 
-// --- the body, by somebody with a key --------------------------------------------------------------
-
-struct List {
-  int64_t count = 0;
-  uint8_t mode = 0;
-  std::string payload;
-};
-
-std::string RecordOf(const std::vector<List>& lists) {
-  ByteWriter out;
-  for (size_t k = 0; k < kEventKinds; ++k) {
-    const List list = k < lists.size() ? lists[k] : List{};
-    out.Varint(static_cast<uint64_t>(list.count));
-    if (list.count == 0) continue;
-    out.Byte(list.mode);
-    out.Text(list.payload);
-  }
-  return out.Take();
-}
-
-// A delta of v = {1, 0, 2, −0} alone, whose only record is given, with counts to match.
-std::string OnV(const std::vector<List>& lists, const std::string& record = "") {
-  Draft draft = Good();
-  Manifest& m = draft.manifest;
-  m.tensors.resize(1);
-  m.tensors[0].counts = {};
-  for (size_t k = 0; k < lists.size(); ++k)
-    m.tensors[0].counts.of[k] = std::min<int64_t>(lists[k].count, 1);
-  if (m.tensors[0].counts.total() == 0) m.tensors[0].counts.of[0] = 1;
-  m.target_nonzeros = m.base_nonzeros + m.tensors[0].counts.gained();
-  draft.body = SerializeRecord(0, 0, record.empty() ? RecordOf(lists) : record);
-  draft.Seal();
-  return Signed(draft);
-}
-
-std::string Raw(std::initializer_list<std::pair<uint32_t, uint32_t>> events, int value_bytes) {
-  ByteWriter out;
-  for (const auto& [rank, value] : events) {
-    out.LittleEndian(rank, 4);
-    out.LittleEndian(value, value_bytes);
-  }
-  return out.Take();
-}
-
-std::string Zstd(const std::string& gaps, const std::string& symbols, uint64_t gap_bytes = 0) {
-  ByteWriter out;
-  out.Varint(gap_bytes == 0 ? gaps.size() : gap_bytes);
-  out.Text(ZstdCompress(gaps, 3).value());
-  out.Varint(symbols.size());
-  if (!symbols.empty()) out.Text(ZstdCompress(symbols, 3).value());
-  return out.Take();
-}
-
-const List kNone;
-constexpr uint32_t kOne = 0x3f800000, kTwo = 0x40000000, kHalf = 0x3f000000;
-
-INSTANTIATE_TEST_SUITE_P(
-    List, AttackTest,
-    ::testing::Values(
-        Attack{"RanksNotAscending",
-               [] {
-                 return OnV({{2, 0, Raw({{1, kHalf}, {0, kHalf}}, 4)}});
-               },
-               kInvalid, "rank 0 after 1, expected ascending"},
-        Attack{"ARankTwice",
-               [] {
-                 return OnV({{2, 0, Raw({{0, kHalf}, {0, kTwo}}, 4)}});
-               },
-               kInvalid, "rank 0 after 0"},
-        Attack{"ARankPastTheNonzeros",
-               [] {
-                 return OnV({{1, 0, Raw({{2, kHalf}}, 4)}});
-               },
-               kInvalid, "rank 2, the base has 2 non-zeros"},
-        Attack{"ARankPastTheZeros",
-               [] {
-                 return OnV({kNone, kNone, {1, 0, Raw({{2, kHalf}}, 4)}});
-               },
-               kInvalid, "rank 2, the base has 2 zeros"},
-        Attack{"AHugeRank",
-               [] {
-                 return OnV({{1, 0, Raw({{0xffffffff, kHalf}}, 4)}});
-               },
-               kInvalid, "rank 4294967295"},
-        Attack{"ACountAboveItsPayload",
-               [] {
-                 return OnV({{2, 0, Raw({{0, kHalf}}, 4)}});
-               },
-               kInvalid, "8 bytes, expected 16"},
-        Attack{"ACountAboveTheSegment",
-               [] {
-                 return OnV({{(1 << 22) + 1, 0, ""}});
-               },
-               kInvalid, "count of the change list"},
-        Attack{"MoreChangesThanNonzeros",
-               [] {
-                 return OnV({{3, 0, ""}});
-               },
-               kInvalid, "3 events, the base has 2 non-zeros"},
-        Attack{"DropsAtZeros",
-               [] {
-                 return OnV({{2, 0, ""}, {1, 0, ""}});
-               },
-               kInvalid, "3 events, the base has 2 non-zeros"},
-        Attack{"GrowsAtNonzeros",
-               [] {
-                 return OnV({kNone, kNone, {3, 0, ""}});
-               },
-               kInvalid, "3 events, the base has 2 zeros"},
-        Attack{"FlipsAtNonzeros",
-               [] {
-                 return OnV({kNone, kNone, kNone, {3, 0, ""}});
-               },
-               kInvalid, "3 events, the base has 2 zeros"},
-        Attack{"AChangeToZero",
-               [] {
-                 return OnV({{1, 0, Raw({{0, 0}}, 4)}});
-               },
-               kInvalid, "to 0x0, which is no change"},
-        Attack{"AChangeToMinusZero",
-               [] {
-                 return OnV({{1, 0, Raw({{0, 0x80000000}}, 4)}});
-               },
-               kInvalid, "which is no change"},
-        Attack{"AChangeToItself",
-               [] {
-                 return OnV({{1, 0, Raw({{0, kOne}}, 4)}});
-               },
-               kInvalid, "which is no change"},
-        Attack{"AGrowToZero",
-               [] {
-                 return OnV({kNone, kNone, {1, 0, Raw({{0, 0x80000000}}, 4)}});
-               },
-               kInvalid, "which is no grow"},
-        Attack{"ADropToNoZero",
-               [] {
-                 return OnV({kNone, {1, 0, Raw({{0, 2}}, 1)}});
-               },
-               kInvalid, "sign 2, expected 0 or 1"},
-        Attack{"AnElementChangedAndDropped",
-               [] {
-                 return OnV({{1, 0, Raw({{0, kHalf}}, 4)}, {1, 0, Raw({{0, 0}}, 1)}});
-               },
-               kInvalid, "element 0 has two events"},
-        Attack{"AnElementGrownAndFlipped",
-               [] {
-                 return OnV({kNone, kNone, {1, 0, Raw({{0, kHalf}}, 4)}, {1, 0, Raw({{0, 0}}, 0)}});
-               },
-               kInvalid, "element 1 has two events"},
-        Attack{"AnUnknownMode",
-               [] {
-                 return OnV({{1, 4, "x"}});
-               },
-               kInvalid, "mode 4 is not known"},
-        Attack{"ClassesOfZeros",
-               [] {
-                 return OnV({kNone, kNone, {1, 3, "xxxx"}});
-               },
-               kInvalid, "mode 3 is not known"},
-        Attack{"APayloadPastTheRecord", [] { return OnV({}, std::string("\1\0\x7f\0\0\0", 6)); },
-               kInvalid, "payload of a list"},
-        Attack{"BytesBehindTheLists",
-               [] {
-                 return OnV({}, RecordOf({{1, 0, Raw({{0, kHalf}}, 4)}}) + "x");
-               },
-               kInvalid, "expected the end"},
-        Attack{"AnEmptyRecord", [] { return OnV({}, std::string(4, '\0')); }, kInvalid,
-               "the manifest says 1"},
-        Attack{"GapsThatAreABomb",
-               [] {
-                 return OnV({{1, 1, Zstd(std::string(64 << 20, '\0'), "\2", 1)}});
-               },
-               kInvalid, "damaged compressed data"},
-        Attack{"GapsThatAnnounceTooMuch",
-               [] {
-                 return OnV({{1, 1, Zstd(std::string(64 << 20, '\0'), "\2")}});
-               },
-               kInvalid, "expected at most 4"},
-        Attack{"AFrameThatIsNone",
-               [] {
-                 return OnV({{1, 1, std::string("\1\3abc\1\3abc", 10)}});
-               },
-               kInvalid, "change list: "},
-        Attack{"AGapThatOverflows",
-               [] {
-                 return OnV({{1, 1, Zstd("\xff\xff\xff\x7f", "\2")}});
-               },
-               kInvalid, "gap at byte"},
-        Attack{"TwoGapsThatLeadOut",
-               [] {
-                 return OnV({{2, 1, Zstd(std::string("\0\1", 2), "\2\2")}});
-               },
-               kInvalid, "rank 2, the base has 2"},
-        Attack{"MoreSymbolsThanEvents",
-               [] {
-                 return OnV({{1, 1, Zstd(std::string(1, '\0'), "\2\2")}});
-               },
-               kInvalid, "symbols"},
-        Attack{"AStepOfZero",
-               [] {
-                 return OnV({{1, 1, Zstd(std::string(1, '\0'), std::string(1, '\0'))}});
-               },
-               kInvalid, "which is no change"},
-        Attack{"AStepOutOfTheType",
-               [] {
-                 return OnV({{1, 1, Zstd(std::string(1, '\0'), "\xfe\xff\xff\xff\x0f")}});
-               },
-               kInvalid, "leave the range"},
-        Attack{"RangeCodeThatGoesOn",
-               [] {
-                 return OnV({{1, 2, std::string(100, '\0')}});
-               },
-               kInvalid, "goes on after"},
-        Attack{"ClassCodeWithoutItsEvents",
-               [] {
-                 return OnV({{2, 3, std::string(40, '\xff')}});
-               },
-               kInvalid, "change list: "}),
-    NameOfAttack);
-
-std::string WithBody(const std::function<std::string(const Draft&)>& body) {
-  Draft draft = Good();
-  draft.body = body(draft);
-  draft.Seal();
-  return Signed(draft);
-}
-
 // The records of the good delta: the first is v's.
 std::string FirstOf(const Draft& draft) {
   const auto delta = OpenBytes(draft.Bytes());
   const auto records = delta->Records();
   return draft.body.substr(0, (*records)[1].offset - delta->head_bytes() - 4);
 }
-
-INSTANTIATE_TEST_SUITE_P(
-    Record, AttackTest,
-    ::testing::Values(
-        Attack{"NoRecords", [] { return WithBody([](const Draft&) { return ""; }); }, kInvalid,
-               "records of 0 tensors, expected 2"},
-        Attack{"ARecordTwice",
-               [] { return WithBody([](const Draft& d) { return d.body + d.body; }); }, kInvalid,
-               "is not in order"},
-        Attack{"ATensorPastTheTable",
-               [] {
-                 return WithBody(
-                     [](const Draft& d) { return d.body + SerializeRecord(2, 0, "x"); });
-               },
-               kInvalid, "which the manifest has not"},
-        Attack{"ASegmentPastTheTensor",
-               [] {
-                 return WithBody(
-                     [](const Draft& d) { return d.body + SerializeRecord(1, 1, "x"); });
-               },
-               kInvalid, "which the manifest has not"},
-        Attack{"ATensorLeftOut",
-               [] { return WithBody([](const Draft&) { return SerializeRecord(1, 0, "x"); }); },
-               kInvalid, "is not in order"},
-        Attack{"ARecordPastTheEnd",
-               [] { return WithBody([](const Draft&) { return std::string("\0\0\x7fxx", 5); }); },
-               kInvalid, "ends inside a record"},
-        Attack{"ARecordAboveItsCap",
-               [] {
-                 return WithBody(
-                     [](const Draft&) { return std::string("\0\0\xff\xff\xff\xff\x0f", 7); });
-               },
-               kInvalid, "size of a record"},
-        Attack{"ARecordThatIsRubbish",
-               [] {
-                 return WithBody([](const Draft& d) {
-                   return SerializeRecord(0, 0, std::string(30, '\x5a')) +
-                          d.body.substr(d.body.size() - 0) + SerializeRecord(1, 0, "\x01");
-                 });
-               },
-               kInvalid, "tensor 'v', segment 0: "}),
-    NameOfAttack);
 
 // --- every byte -----------------------------------------------------------------------------------
 
