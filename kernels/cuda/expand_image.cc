@@ -143,27 +143,28 @@ KernelStatus PackExpandImage(const WeightView& weight, void* packed) {
 }
 
 ExpandCut CutExpandTiles(const ExpandImage& image, int64_t tokens, int tile_tokens,
-                         int most_row_tiles, int multiprocessors) {
-  // Clocks, from the bytes that a tile moves through shared memory at 128 a clock: 64 for the operand, 16 for every 16
-  // tokens, about 50 for the entries; what starts and ends a thread block; what the exchange of sums adds.
-  const auto cost = [&](int splits, int row_tiles, int64_t token_tiles, int width) {
+                         int most_row_tiles, const ExpandClusters& clusters) {
+  // Clocks: what a tile moves through shared memory at 128 bytes a clock (expand_linear.cu); what starts and ends a thread
+  // block; what the exchange of sums adds.
+  const auto cost = [&](size_t log_splits, int row_tiles, int64_t token_tiles, int width) {
     const int64_t items = CeilDiv(image.row_tiles, row_tiles) * token_tiles;
-    const int64_t rounds = CeilDiv(items, std::max(1, multiprocessors / splits));
-    const int64_t steps = CeilDiv(image.column_tiles, splits);
-    return rounds * (steps * (row_tiles * (115 + width) + 60) + 1500 + (splits > 1 ? 1500 : 0));
+    const int64_t rounds = CeilDiv(items, std::max(1, clusters.active[log_splits]));
+    const int64_t steps = CeilDiv(image.column_tiles, int64_t{1} << log_splits);
+    return rounds * (steps * row_tiles * (115 + width) + 3000 + (log_splits > 0 ? 1500 : 0));
   };
-  constexpr int kShapeTokens = 32, kShapeRowTiles = 5;  // what `splits` is chosen for
-  ExpandCut cut;
+  constexpr int kShapeTokens = 32, kShapeRowTiles = 6;  // what `splits` is chosen for
+  size_t log_splits = 0;
   int64_t best = std::numeric_limits<int64_t>::max();
-  for (int splits : {1, 2, 4, 8}) {
-    for (int r = 1; splits <= image.column_tiles && r <= kShapeRowTiles; ++r) {
-      const int64_t clocks = cost(splits, r, 1, kShapeTokens);
-      if (clocks < best) best = clocks, cut.splits = splits;
+  for (size_t log = 0; log < clusters.active.size() && 1 << log <= image.column_tiles; ++log) {
+    for (int r = 1; r <= kShapeRowTiles; ++r) {
+      const int64_t clocks = cost(log, r, 1, kShapeTokens);
+      if (clocks < best) best = clocks, log_splits = log;
     }
   }
+  ExpandCut cut{1 << log_splits, 1};
   best = std::numeric_limits<int64_t>::max();
   for (int r = 1; r <= most_row_tiles; ++r) {
-    const int64_t clocks = cost(cut.splits, r, CeilDiv(tokens, tile_tokens), tile_tokens);
+    const int64_t clocks = cost(log_splits, r, CeilDiv(tokens, tile_tokens), tile_tokens);
     if (clocks < best) best = clocks, cut.row_tiles = r;
   }
   return cut;

@@ -14,6 +14,7 @@
 // last entry.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -40,13 +41,17 @@ bool FitsExpandImage(const LinearDesc& desc);
 size_t ExpandImageBytes(const WeightView& weight);
 KernelStatus PackExpandImage(const WeightView& weight, void* packed);
 
-// How many thread blocks share the columns of a row of tiles, and how many rows of tiles a thread block has.
+// How many thread blocks, a cluster, share the columns of a row of tiles, and how many rows of tiles a thread block has.
 struct ExpandCut {
   int splits = 1, row_tiles = 1;
 };
-// The cut that keeps `multiprocessors` busiest: `splits` follows from the shape alone, so that a token's sums do not depend
-// on how many others there are.
+// How many clusters of 1, 2, 4 and 8 thread blocks the device holds at a time.
+struct ExpandClusters {
+  std::array<int, 4> active;
+};
+// The cut that keeps the device busiest: `splits` follows from the shape alone, so that a token's sums do not depend on how
+// many others there are.
 ExpandCut CutExpandTiles(const ExpandImage& image, int64_t tokens, int tile_tokens,
-                         int most_row_tiles, int multiprocessors);
+                         int most_row_tiles, const ExpandClusters& clusters);
 
 }  // namespace espalier::kernels::cuda

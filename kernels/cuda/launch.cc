@@ -4,6 +4,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <tuple>
 #include <utility>
 
 namespace espalier::kernels::cuda {
@@ -56,10 +57,10 @@ int MultiprocessorCount() {
 KernelStatus ActiveClusters(const void* kernel, int cluster, int threads, size_t shared_bytes,
                             int* count) {
   static std::mutex mutex;
-  static std::map<std::pair<const void*, int>, int> known;
+  static std::map<std::tuple<const void*, int, int, size_t>, int> known;
   if (KernelStatus status = AllowSharedMemory(kernel, shared_bytes); !status.ok()) return status;
   const std::lock_guard<std::mutex> lock(mutex);
-  int& active = known[{kernel, CurrentDevice()}];
+  int& active = known[{kernel, CurrentDevice(), cluster, shared_bytes}];
   if (active == 0) {
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeClusterDimension;

@@ -19,7 +19,7 @@ KernelStatus FromCuda(cudaError_t error);
 int MultiprocessorCount();
 
 // How many clusters of `cluster` thread blocks with `shared_bytes` each the current device holds at a time; asked once a
-// (kernel, device).
+// (kernel, device, cluster, bytes).
 KernelStatus ActiveClusters(const void* kernel, int cluster, int threads, size_t shared_bytes,
                             int* count);
 

@@ -31,8 +31,9 @@ struct RingPosition {
   int stage = 0;
   uint32_t parity = 0;
 
-  __device__ __forceinline__ void Advance() {
-    if (++stage == kStages) {
+  // `in_use` of the stages, the same on both sides.
+  __device__ __forceinline__ void Advance(int in_use = kStages) {
+    if (++stage == in_use) {
       stage = 0;
       parity ^= 1;
     }

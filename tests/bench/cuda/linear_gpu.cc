@@ -109,14 +109,17 @@ std::vector<Case> Suite(const std::string& name) {
     }
   }
   if (name == "expand") {
-    for (int64_t width : {kWide, int64_t{4096}}) {
-      for (Layout layout : {Layout::kDiagonal, Layout::kCsr}) {
-        for (double density : {0.1, 0.05}) {
-          for (int64_t tokens : {8, 16, 32, 64, 128, 256, 1024}) {
-            cases.push_back({"expand", {Layer(layout, width, width, 1, density)}, tokens, true});
-          }
-        }
-      }
+    const auto add = [&](Layout layout, int64_t width, double density,
+                         std::initializer_list<int64_t> tokens) {
+      for (int64_t m : tokens)
+        cases.push_back({"expand", {Layer(layout, width, width, 1, density)}, m, true});
+    };
+    for (Layout layout : {Layout::kCsr, Layout::kDiagonal}) {
+      add(layout, kWide, 0.1, {8, 16, 32, 64, 128, 1024});
+      add(layout, kWide, 0.05, {16, 1024});
+      add(layout, kWide, 0.01, {1024});
+      add(layout, 4096, 0.1, {16, 64, 1024});
+      add(layout, 4096, 0.01, {1024});
     }
   }
   if (name == "fp32") {
