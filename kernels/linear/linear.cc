@@ -30,6 +30,16 @@ int ThreadsWorth(const WeightView& weight, int64_t tokens, int threads) {
   return static_cast<int>(std::min<int64_t>(threads, 1 + (blocks * block * tokens >> 18)));
 }
 
+// Run may take fewer threads than it is given, and fewer can need more: 512 rows are 8 tasks of one tile
+// with 8 threads, and 7 of up to two with 7.
+template <typename Family>
+size_t ScratchBytes(const LinearDesc& desc, int threads) {
+  size_t most = 0;
+  for (int fewer = 1; fewer <= std::max(1, threads); ++fewer)
+    most = std::max(most, Family::ScratchBytes(desc, fewer));
+  return most;
+}
+
 template <typename Family, Layout kLayout, DType kWeight, bool kPacked>
 KernelStatus Run(const KernelContext& ctx, const LinearArgs& args) {
   if (const KernelStatus status = CheckLinearArgs(args, kPacked); !status.ok()) return status;
@@ -53,7 +63,7 @@ constexpr LinearVariant kVariants[] = {
    packing,                                                                             \
    Family::PackedBytes,                                                                 \
    Family::Pack,                                                                        \
-   Family::ScratchBytes,                                                                \
+   ScratchBytes<Family>,                                                                \
    Run<Family, Layout::layout, DType::weight, (packing) != nullptr>},
 #include "kernels/block_csr_linear/variants.inc"
 #include "kernels/csr_linear/variants.inc"

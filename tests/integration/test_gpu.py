@@ -61,6 +61,15 @@ def test_a_lost_gpu_fails_requests_with_text_and_ends_the_process(tmp_path, digi
         assert "GPU lost" in server.log()
 
 
+def test_the_command_line_plans_for_a_gpu(tmp_path):
+    repository = repository_with(tmp_path, "")
+    done = harness.espalier("plan", str(repository / NAME), "--device", "cuda", f"--cuda_module={MODULE}")
+    assert "plan: measured on cuda Fake GPU" in done.stdout
+    assert "cublaslt" in done.stdout
+    refused = harness.espalier("plan", str(repository / NAME), "--device", "gpu", check=False)
+    assert refused.returncode != 0 and "expected cpu or cuda" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

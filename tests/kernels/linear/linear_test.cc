@@ -378,5 +378,25 @@ TEST(LinearVariantsTest, EveryLayoutAndWeightTypeHasABatchInvariantVariant) {
   }
 }
 
+TEST(LinearVariantsTest, ScratchOfManyThreadsIsEnoughForARunThatTakesFewer) {
+  for (const LinearVariant& variant : LinearVariants()) {
+    for (const int64_t out : {10, 512, 1000}) {
+      for (const int64_t tokens : {1, 4, 100}) {
+        LinearDesc desc;
+        desc.tokens = tokens;
+        desc.out = out;
+        desc.in = 784;
+        desc.layout = variant.layout;
+        desc.count = 16;
+        const size_t most = variant.scratch_bytes(desc, 16);
+        for (int threads = 1; threads < 16; ++threads) {
+          EXPECT_GE(most, variant.scratch_bytes(desc, threads))
+              << variant.name << " out " << out << " tokens " << tokens << " threads " << threads;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace espalier::kernels::testing
