@@ -155,9 +155,11 @@ def load(binaries: pathlib.Path, server: Server, folder: pathlib.Path, model: st
     path = folder / "bench.json"
     with GpuLoad() as gpu:
         run(binaries, "bench", model, "--url", server.url, "--concurrency", concurrency, "--batch", batch,
-            "--duration", 4, "--warmup", 1, "--threads", 4, "--channels", min(8, concurrency), "--json", path)  # fmt: skip
+            "--duration", 4, "--warmup", 1, "--threads", min(8, concurrency), "--channels", min(16, concurrency), "--json", path)  # fmt: skip
     row = {"model": model, "concurrency": concurrency, "batch": batch, **gpu.median()}
-    row["bench"] = json.loads(path.read_text())
+    level = json.loads(path.read_text())["levels"][0]
+    del level["histogram_us"]
+    row.update(level)
     return row
 
 
