@@ -53,6 +53,20 @@ def h200() -> str:
     return markdown(["layout, 90 % sparse", "dense bf16", "sparse bf16", "gain"], body) + source(results)
 
 
+def h200_fp32() -> str:
+    """fp32 layers on an H200: the fastest kernel over the best of cuBLASLt's heuristics, the batches side by side."""
+    results = load("h200/scattered.json")
+    rows: dict[tuple, dict] = {}
+    for row in results["rows"]:
+        if row["case"] == "fp32" and row["planned"]:
+            rows.setdefault((row["layout"], row["block"]), {})[row["M"]] = row["dense_us"] / row["us"]
+    batches = sorted({batch for cells in rows.values() for batch in cells})
+    body = [[f"{layout}({block})" if layout != "csr" else layout,
+             *(f"{cells[batch]:.1f}×" if batch in cells else "" for batch in batches)]
+            for (layout, block), cells in sorted(rows.items())]
+    return markdown(["4,096², 90 % sparse", *(f"batch {batch}" for batch in batches)], body) + source(results)
+
+
 def linear() -> str:
     """One linear layer, sparse kernel against the best packed oneDNN dense, the batches side by side."""
     results = load("cpu/linear.json")
@@ -68,7 +82,7 @@ def linear() -> str:
     return markdown(["layout", "sparsity", *(f"batch {batch}" for batch in batches)], body) + source(results)
 
 
-TABLES = {"quickstart": quickstart, "linear": linear, "h200": h200}
+TABLES = {"quickstart": quickstart, "linear": linear, "h200": h200, "h200_fp32": h200_fp32}
 
 
 def rendered(text: str) -> str:
