@@ -31,7 +31,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests/data"
 WIDTH, LAYERS, BLOCK, DENSITY, MAX_BATCH = 4096, 8, 64, 0.1, 256
 INSTANCES = 6  # each copies 2 · 4 MB a batch through host memory, which takes longer than the GPU
-FEW_CPUS = ("taskset", "-c", "0-3")  # servers that are compared run beside the same few CPUs
+FEW_CPUS = ("taskset", "-c", "0-3")  # what is compared with an echo runs on the same few CPUs
 SHIPPED = ("mnist_dense", "mnist_diagonal", "mnist_diagonal16", "mnist_block16", "mnist_unstructured")
 
 
@@ -82,7 +82,7 @@ class Server:
     def __init__(self, binaries: pathlib.Path, repositories: str, device: str, folder: pathlib.Path) -> None:
         self.ready, self.log = folder / f"ready_{device}.json", folder / f"{device}.log"
         self.command = [
-            *(FEW_CPUS if device == "cpu" else ()), binaries / "espalierd", f"--model_repository={repositories}", f"--device={device}",
+            binaries / "espalierd", f"--model_repository={repositories}", f"--device={device}",
             "--address=127.0.0.1:0", "--metrics_address=127.0.0.1:0", f"--ready_file={self.ready}",
         ]  # fmt: skip
 
