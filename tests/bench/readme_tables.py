@@ -8,6 +8,7 @@ A table stands between `<!-- table: NAME -->` and `<!-- end -->`; NAME picks the
 """
 import difflib
 import json
+import math
 import pathlib
 import re
 import sys
@@ -82,7 +83,23 @@ def linear() -> str:
     return markdown(["layout", "sparsity", *(f"batch {batch}" for batch in batches)], body) + source(results)
 
 
-TABLES = {"quickstart": quickstart, "linear": linear, "h200": h200, "h200_fp32": h200_fp32}
+def updates() -> str:
+    """Weight deltas beside the best of the generic tools and plain index + value, on the same two files."""
+    results = load("updates/bytes.json")
+    rows = []
+    for row in results["rows"]:
+        plain = row.get("int32_bf16", row.get("int32_f32"))
+        rows.append([row["pair"], f"{row['changes']:,}", f"{row['file_bytes']:,}", f"{row['ours']:,}",
+                     f"{row[row['best']]:,} ({row['best']})", f"{row['ratio']:.2f}", f"{row['ours'] / plain:.2f}"])
+    for dtype in ("bf16", "f32"):
+        ratios = [row["ratio"] for row in results["rows"] if dtype in row["pair"]]
+        rows.append([f"geometric mean, {dtype}", "", "", "", "", f"**{math.prod(ratios) ** (1 / len(ratios)):.2f}**", ""])
+    header = ["from one checkpoint to the next", "changed", "file", "`.espd`", "best generic tool", "of that",
+              "of index + value"]
+    return markdown(header, rows) + source(results)
+
+
+TABLES = {"quickstart": quickstart, "linear": linear, "h200": h200, "h200_fp32": h200_fp32, "updates": updates}
 
 
 def rendered(text: str) -> str:

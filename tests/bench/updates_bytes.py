@@ -4,6 +4,7 @@
     tests/bench/updates_bytes.py --out tests/bench/results/updates/bytes.json
     tests/bench/updates_bytes.py --slow          also the pairs of 1 GB (bsdiff takes most of an hour on them)
     tests/bench/updates_bytes.py --only dense    some pairs; the rows of the others in --out stay as they are
+    tests/bench/updates_bytes.py --ours          ours anew, the other tools' sizes and times from the same pair in --out
 
 Every tool gets the same two files; ours counts with manifest and one signature, the others with nothing of the kind.
 
@@ -226,12 +227,16 @@ def hdiffz(old: pathlib.Path, new: pathlib.Path, out: pathlib.Path) -> float:
     return seconds
 
 
-def measure(name: str, pair, bench: pathlib.Path, folder: pathlib.Path, rounds: int) -> dict:
-    """Returns the row of one pair."""
+def measure(name: str, pair, bench: pathlib.Path, folder: pathlib.Path, rounds: int, known: dict | None) -> dict:
+    """Returns the row of one pair; the other tools' part from `known`, if that is of the same pair."""
     old, new = pair
     run = subprocess.run([bench, old, new, f"--rounds={rounds}"], check=True, capture_output=True, text=True)
     row = {"pair": name, **json.loads(run.stdout)}
+    if known and (known["changes"], known["nonzeros"]) == (row["changes"], row["nonzeros"]):
+        row.update({key: value for key, value in known.items() if key.removesuffix("_s") in TOOLS})
     for tool in TOOLS:
+        if tool in row:
+            continue
         out = folder / f"patch.{tool}"
         row[f"{tool}_s"] = round(globals()[tool](old, new, out), 4)
         row[tool] = out.stat().st_size
@@ -277,6 +282,7 @@ def main() -> int:
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--bench", type=pathlib.Path, default=ROOT / "build/release/bin/updates_bench")
     parser.add_argument("--slow", action="store_true", help="also pairs of 1 GB")
+    parser.add_argument("--ours", action="store_true", help="only ours; the other tools' part from --out")
     parser.add_argument("--only", default="", help="pairs whose name contains this")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
@@ -284,20 +290,20 @@ def main() -> int:
     if missing or not args.bench.exists():
         print(f"missing: {' '.join(missing) or args.bench} (see --help)", file=sys.stderr)
         return 2
-    rows = []
+    rows, earlier = [], {}
+    if args.out and args.out.exists():
+        earlier = {row["pair"]: row for row in json.loads(args.out.read_text(encoding="utf-8"))["rows"]}
     for name, make in pairs(args.slow):
         if args.only not in name:
             continue
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder)
-            rows.append(measure(name, make(path), args.bench, path, args.rounds))
+            rows.append(measure(name, make(path), args.bench, path, args.rounds, earlier.get(name) if args.ours else None))
     print(f"geometric mean of ours / best tool: {geomean([row['ratio'] for row in rows]):.3f} over {len(rows)} pairs")
     if args.out:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-        if args.out.exists():
-            measured = {row["pair"]: row for row in json.loads(args.out.read_text(encoding="utf-8"))["rows"]}
-            measured.update({row["pair"]: row for row in rows})
-            rows = [measured[name] for name, _ in pairs(True) if name in measured]
+        earlier.update({row["pair"]: row for row in rows})
+        rows = [earlier[name] for name, _ in pairs(True) if name in earlier]
         result = {"device": device(), "commit": commit.stdout.strip(), "date": datetime.date.today().isoformat(),
                   "command": "tests/bench/updates_bytes.py", "rows": rows}
         args.out.parent.mkdir(parents=True, exist_ok=True)
