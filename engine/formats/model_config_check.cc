@@ -72,8 +72,6 @@ void AddWarnings(const ModelConfig& config, std::vector<std::string>& warnings) 
     return std::any_of(config.instance_group().begin(), config.instance_group().end(), holds);
   };
   const Ignored list[] = {
-      {config.model_warmup_size() > 0, "model_warmup",
-       "kernels have run before a version is ready"},
       {config.metric_tags_size() > 0, "metric_tags", "metrics have fixed labels"},
       {config.has_optimization(), "optimization", "kernels and layouts are chosen by measuring"},
       {!config.runtime().empty(), "runtime", "there is one runtime"},

@@ -8,8 +8,10 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <map>
+#include <mutex>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -167,6 +169,35 @@ absl::StatusOr<Records> ReadRecords(const std::string& directory, const std::str
   return absl::DataLossError(absl::StrCat(path, ": ", records.status().message()));
 }
 
+// What the process knows of layers by key. A layer takes some 10 KB; the oldest go first.
+class MemoryPlans {
+ public:
+  Records Find(const std::string& key) {
+    const std::lock_guard lock(mutex_);
+    const auto found = records_.find(key);
+    return found == records_.end() ? Records() : found->second;
+  }
+  void Put(const std::string& key, Records records) {
+    const std::lock_guard lock(mutex_);
+    if (!records_.insert_or_assign(key, std::move(records)).second) return;
+    order_.push_back(key);
+    if (order_.size() <= kMaxLayers) return;
+    records_.erase(order_.front());
+    order_.pop_front();
+  }
+
+ private:
+  static constexpr size_t kMaxLayers = 1024;
+  std::mutex mutex_;
+  std::map<std::string, Records> records_;
+  std::deque<std::string> order_;
+};
+
+MemoryPlans& InMemory() {
+  static auto& plans = *new MemoryPlans;
+  return plans;
+}
+
 CostKey KeyOfCost(const LayerOption& option, int64_t tokens) {
   return {sparse::ToString(option.layout.spec), option.variant->name, tokens};
 }
@@ -184,7 +215,8 @@ std::string PlanCache::KeyOf(const std::string& pattern_digest) const {
 
 absl::StatusOr<bool> PlanCache::Load(const std::string& key, CostTable& table) const {
   if (directory_.empty()) return false;
-  const auto records = ReadRecords(directory_, key);
+  const bool memory = directory_ == kPlansInMemory;
+  const auto records = memory ? InMemory().Find(key) : ReadRecords(directory_, key);
   if (!records.ok()) return records.status();
   bool found = false;
   for (size_t b = 0; b < table.tokens.size(); ++b) {
@@ -202,13 +234,14 @@ absl::StatusOr<bool> PlanCache::Load(const std::string& key, CostTable& table) c
 
 absl::Status PlanCache::Store(const std::string& key, const CostTable& table) const {
   if (directory_.empty()) return absl::OkStatus();
+  const bool memory = directory_ == kPlansInMemory;
   std::error_code error;
-  std::filesystem::create_directories(directory_, error);
+  if (!memory) std::filesystem::create_directories(directory_, error);
   if (error) {
     return absl::UnavailableError(
         absl::StrCat("cannot create ", directory_, ": ", error.message()));
   }
-  auto known = ReadRecords(directory_, key);
+  auto known = memory ? InMemory().Find(key) : ReadRecords(directory_, key);
   Records records = known.ok() ? *std::move(known) : Records();
   for (size_t b = 0; b < table.tokens.size(); ++b) {
     for (size_t i = 0; i < table.options.size(); ++i) {
@@ -216,6 +249,10 @@ absl::Status PlanCache::Store(const std::string& key, const CostTable& table) co
       records[KeyOfCost(table.options[i], table.tokens[b])] = {table.options[i].resident_bytes,
                                                                table.costs[b][i].measured};
     }
+  }
+  if (memory) {
+    InMemory().Put(key, std::move(records));
+    return absl::OkStatus();
   }
   std::string text = absl::StrCat(kMagic, "\nkey ", key, "\n");
   for (const auto& [cost_key, record] : records) {

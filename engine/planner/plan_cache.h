@@ -17,10 +17,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "engine/planner/cost_table.h"
 #include "engine/tensor/device.h"
 
 namespace espalier::planner {
+
+// In place of a directory: what was measured is kept in memory, for as long as the process lives.
+inline constexpr absl::string_view kPlansInMemory = ":memory:";
 
 class PlanCache {
  public:

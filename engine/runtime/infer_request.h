@@ -68,6 +68,8 @@ class InferRequest {
   // 1 is the highest; 0, or a level that the model has not: the model's default.
   uint64_t priority = 0;
 
+  bool counted = true;  // in the version's statistics; false: a warm-up
+
   // Answered CANCELLED without being executed, unless its execution has already begun. A request
   // that waits is answered in this call.
   void Cancel();

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/formats/model_settings.h"
 #include "engine/formats/reader.h"
+#include "engine/planner/plan_cache.h"
 #include "engine/planner/replicated_model.h"
 #include "engine/runtime/log.h"
 #include "engine/runtime/placement.h"
@@ -111,7 +112,9 @@ class FileModelLoader final : public ModelLoader {
     options.deterministic = settings->deterministic;
     options.flush_subnormals = settings->flush_subnormals;
     options.precision = settings->precision;
-    options.plan_cache_dir = plan_cache_dir_;
+    // A new version of a known structure must not lose what was measured for the old one.
+    options.plan_cache_dir =
+        plan_cache_dir_.empty() ? std::string(planner::kPlansInMemory) : plan_cache_dir_;
     options.measure_budget_millis = job.measure_budget_millis;
     auto model = Prepare(*std::move(graph), read, *placement, options);
     if (!model.ok()) return model.status();

@@ -136,6 +136,7 @@ class ModelManager {
     int64_t version = 0;
     int64_t ticket = 0;
     int64_t began_nanos = 0;
+    std::string directory;  // of the model; empty: files in memory
     VersionContent content;
     std::shared_ptr<ModelLatency> latency;
   };
@@ -147,6 +148,7 @@ class ModelManager {
   void Inspected(const OperationPtr& operation, Inspection found);             // C
   void LoadVersion(Loading loading, LoadJob job);                              // L
   void MakeInstances(Loading loading, absl::StatusOr<LoadedModel> loaded);     // C
+  void WarmUpVersion(Loading loading, VersionHandle version);                  // L
   void Publish(const Loading& loading, absl::StatusOr<VersionHandle> result);  // C
   void VersionDone(const OperationPtr& operation);                             // C
   void Finish(const OperationPtr& operation);                                  // C

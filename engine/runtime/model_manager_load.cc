@@ -9,6 +9,7 @@
 #include "engine/runtime/log.h"
 #include "engine/runtime/model_manager.h"
 #include "engine/runtime/plan_parameters.h"
+#include "engine/runtime/warm_up.h"
 
 namespace espalier::runtime {
 namespace {
@@ -224,12 +225,12 @@ void ModelManager::Inspected(const OperationPtr& operation, Inspection found) {
 void ModelManager::LoadVersion(Loading loading, LoadJob job) {
   LogEvent(spdlog::level::info, "model loading", {{"model", job.model}, {"version", job.version}});
   loading.began_nanos = NowNanos();
-  const std::string directory = job.files == nullptr ? job.directory : "";
+  if (job.files == nullptr) loading.directory = job.directory;
   const inference::ModelConfig config = job.config;
   absl::StatusOr<LoadedModel> loaded = loader_->Load(std::move(job));
   // What was written to meanwhile is served, but not known: the next load reads it again.
-  if (!directory.empty()) {
-    const auto now = FingerprintOf(directory, loading.version, config);
+  if (!loading.directory.empty()) {
+    const auto now = FingerprintOf(loading.directory, loading.version, config);
     if (!now.ok() || *now != loading.content.fingerprint) loading.content = {};
   }
   if (loaded.ok()) SetPlanParameters(*loaded->model, loaded->config);
@@ -257,9 +258,24 @@ void ModelManager::MakeInstances(Loading loading, absl::StatusOr<LoadedModel> lo
     ++residents_;
     resident = loading.ticket;
   }
-  Publish(loading, VersionHandle(version->release(), [this, resident](ServedVersion* last) {
-            control_.Schedule([this, last, resident] { Retire(last, resident); });
-          }));
+  VersionHandle handle(version->release(), [this, resident](ServedVersion* last) {
+    control_.Schedule([this, last, resident] { Retire(last, resident); });
+  });
+  if (handle->config().model_warmup().empty()) return Publish(loading, std::move(handle));
+  loaders_.Schedule([this, loading = std::move(loading), handle = std::move(handle)]() mutable {
+    WarmUpVersion(std::move(loading), std::move(handle));
+  });
+}
+
+void ModelManager::WarmUpVersion(Loading loading, VersionHandle version) {
+  const absl::Status status =
+      WarmUp(version, loading.directory.empty() ? "" : StrCat(loading.directory, "/warmup"));
+  control_.Schedule(
+      [this, status, loading = std::move(loading), version = std::move(version)]() mutable {
+        absl::StatusOr<VersionHandle> result = status;
+        if (status.ok()) result = std::move(version);
+        Publish(loading, std::move(result));
+      });
 }
 
 void ModelManager::Publish(const Loading& loading, absl::StatusOr<VersionHandle> result) {

@@ -192,7 +192,8 @@ void ServedVersion::Execute(planner::ExecutionState& state, Batch& batch) {
       request->phases = {started - request->arrival_nanos, copied_in - started, ran_at - copied_in,
                          NowNanos() - ran_at};
       // Before the last answer, so that whoever has all answers also finds the execution counted.
-      if (item == batch.items && ran.ok()) statistics_.RecordExecution(item, request->phases);
+      if (item == batch.items && ran.ok() && request->counted)
+        statistics_.RecordExecution(item, request->phases);
       if (order_ != nullptr) {
         held.push_back(std::move(outcome));
       } else {
@@ -238,23 +239,26 @@ absl::Status ServedVersion::CopyOutputs(const planner::ExecutionState& state, In
 void ServedVersion::Complete(Outcome outcome) {
   InferRequest* request = outcome.request;
   const int64_t total = NowNanos() - request->arrival_nanos;
-  if (outcome.status.ok()) {
+  if (!request->counted) {
+    // nothing to count
+  } else if (outcome.status.ok()) {
     statistics_.RecordSuccess(total, request->batch, request->phases);
   } else {
     statistics_.RecordFailure(outcome.status.code(), ReasonOf(outcome.status.code()), total);
   }
-  for (int i = 0; i < kPhases; ++i) options_.latency->phases[i].Observe(request->phases[i]);
+  for (int i = 0; i < kPhases && request->counted; ++i)
+    options_.latency->phases[i].Observe(request->phases[i]);
   Answer(request, std::move(outcome.status), total);
 }
 
 void ServedVersion::Complete(InferRequest* request, Refusal refusal) {
   const int64_t total = NowNanos() - request->arrival_nanos;
-  statistics_.RecordFailure(refusal.status.code(), refusal.reason, total);
+  if (request->counted) statistics_.RecordFailure(refusal.status.code(), refusal.reason, total);
   Answer(request, std::move(refusal.status), total);
 }
 
 void ServedVersion::Answer(InferRequest* request, absl::Status status, int64_t total_nanos) {
-  options_.latency->request.Observe(total_nanos);
+  if (request->counted) options_.latency->request.Observe(total_nanos);
   // The pin goes first, so that a version whose requests are all answered is held by nobody but its
   // manager. From here on neither the request nor (when this thread is not an instance's) the
   // version may be touched.

@@ -1,4 +1,7 @@
-// buffer.h — owning, 64-byte aligned host memory, and a bump allocator over it.
+// buffer.h — owning, 64-byte aligned host memory.
+//
+// Memory   Large buffers (weights, arenas) are mappings of their own, which go back to the system when they are freed:
+//          the allocator would keep them for later, and unloading a model would not make room for another process.
 #pragma once
 
 #include <cstddef>
@@ -35,6 +38,9 @@ class Buffer {
 
  private:
   struct Free {
+    Free() : mapped(0) {}
+    explicit Free(size_t mapped_bytes) : mapped(mapped_bytes) {}
+    size_t mapped;  // bytes of the mapping; 0: from the allocator
     void operator()(std::byte* p) const;
   };
   std::unique_ptr<std::byte[], Free> data_;

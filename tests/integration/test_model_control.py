@@ -378,6 +378,29 @@ def large_model(factor: float) -> bytes:
     return harness.perceptron([4096, 4096], lambda out, size: scattered)
 
 
+def test_memory_returns_to_where_it_was(start):
+    server, client, ours = start(m={"1": large_model(2)}, small={"1": serving.scaling_model(1)})
+    load(client, "small")
+
+    def cycle() -> tuple[int, int]:
+        load(client, "m")
+        assert serving.factor_of(ours, "m", size=4096) == 2
+        loaded = serving.resident_bytes(server)
+        client.unload_model("m")
+        serving.eventually(lambda: index_of(client)["m", "1"][1] == "unloaded")
+        time.sleep(0.2)
+        return loaded, serving.resident_bytes(server)
+
+    cycle()  # code and tables that are touched once
+    loaded, baseline = cycle()
+    assert harness.SANITIZED or loaded - baseline > 8 << 20, "the model takes memory"
+    for _ in range(5):
+        _, after = cycle()
+    print(f"loaded {loaded >> 20} MiB, unloaded {baseline >> 20}, five cycles on {after >> 20}")
+    if not harness.SANITIZED:
+        assert after - baseline < 8 << 20
+
+
 def test_loads_work_in_the_background_and_what_serves_does_not(start):
     """A thread's scheduling class is inherited by the threads that it makes."""
     server, client, ours = start("--threads=4", m={"1": large_model(2)})
@@ -431,6 +454,64 @@ def test_loads_and_unloads_from_many_threads_under_traffic(start):
         lambda: {index_of(client)[name, "1"][1] for name in "abcd"} == {"unloaded"}
     )
     assert "model loaded" in server.log()
+
+
+def delayed(factor: float, millis: int) -> dict[str, bytes | str]:
+    """A scaling model whose executions take their time."""
+    setting = f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{millis}" }} }}'
+    return {"1": serving.scaling_model(factor), "config.pbtxt": setting}
+
+
+def test_neither_slow_inference_nor_slow_loads_hold_up_the_other(start, tmp_path):
+    server, client, ours = start(m=delayed(1, 5000), small={"1": serving.scaling_model(3)})
+    load(client, "m")
+    load(client, "small")
+    slow: list[float] = []
+    asking = threading.Thread(target=lambda: slow.append(serving.factor_of(ours, "m")))
+    asking.start()
+    time.sleep(0.5)
+    (tmp_path / "models/m/config.pbtxt").unlink()
+    serving.write(tmp_path / "models/m/1/model.onnx", serving.scaling_model(2))
+    load(client, "m")
+    assert slow == [], "the load did not wait for the request"
+    assert serving.factor_of(ours, "m") == 2
+    serving.write(tmp_path / "models/large/1/model.onnx", harness.slow_model())
+    loading = threading.Thread(target=load, args=(client, "large"))
+    loading.start()
+    while loading.is_alive():
+        began = time.monotonic()
+        assert serving.factor_of(ours, "small") == 3
+        assert time.monotonic() - began < 2 or harness.SANITIZED
+    asking.join(30)
+    assert slow == [1], "the request was answered from where it began"
+
+
+WARM_UP = """
+model_warmup {
+  name: "zeros" batch_size: 4 count: 2
+  inputs { key: "x" value { data_type: TYPE_FP32 dims: 4 zero_data: true } }
+}
+model_warmup {
+  name: "file" batch_size: 2
+  inputs { key: "x" value { data_type: TYPE_FP32 dims: 4 input_data_file: "item.bin" } }
+}
+"""
+
+
+def test_a_warm_up_runs_before_the_version_serves(start, tmp_path):
+    delay = delayed(1, 300)
+    delay["config.pbtxt"] += WARM_UP
+    server, client, ours = start(m=delay)
+    code, message = refused(load, client, "m")
+    assert code == "StatusCode.NOT_FOUND" and "model_warmup 'file'" in message
+    assert "item.bin" in message
+    serving.write(tmp_path / "models/m/warmup/item.bin", np.ones(4, np.float32).tobytes())
+    began = time.monotonic()
+    load(client, "m")
+    assert time.monotonic() - began > 0.9, "three runs of 300 ms"
+    (stats,) = client.get_inference_statistics("m").model_stats
+    assert (stats.inference_count, stats.execution_count) == (0, 0)
+    assert serving.factor_of(ours, "m") == 1
 
 
 def test_sigterm_while_loading_exits_in_time(start):

@@ -303,7 +303,6 @@ TEST(ModelConfigTest, SettingsWithoutEffectAreAcceptedWithAWarningEach) {
   std::vector<std::string> warnings;
   Complete(R"(
       dynamic_batching { max_queue_delay_microseconds: 1 priority_levels: 1 default_priority_level: 1 }
-      model_warmup {}
       metric_tags { key: "team" value: "vision" }
       optimization { cuda { graphs: true } }
       response_cache { enable: true }
@@ -313,13 +312,13 @@ TEST(ModelConfigTest, SettingsWithoutEffectAreAcceptedWithAWarningEach) {
       instance_group { passive: true host_policy: "numa0" profile: "0" rate_limiter {} secondary_devices {} }
       input { name: "x" format: FORMAT_NCHW })",
            Graph(), &warnings);
-  EXPECT_THAT(warnings,
-              ::testing::UnorderedElementsAre(
-                  HasSubstr("model_warmup"), HasSubstr("metric_tags"), HasSubstr("optimization"),
-                  HasSubstr("response_cache"), HasSubstr("model_metrics"), HasSubstr("runtime"),
-                  HasSubstr("cc_model_filenames"), HasSubstr("passive"), HasSubstr("host_policy"),
-                  HasSubstr("profile"), HasSubstr("rate_limiter"), HasSubstr("secondary_devices"),
-                  HasSubstr("input.format")));
+  EXPECT_THAT(
+      warnings,
+      ::testing::UnorderedElementsAre(
+          HasSubstr("metric_tags"), HasSubstr("optimization"), HasSubstr("response_cache"),
+          HasSubstr("model_metrics"), HasSubstr("runtime"), HasSubstr("cc_model_filenames"),
+          HasSubstr("passive"), HasSubstr("host_policy"), HasSubstr("profile"),
+          HasSubstr("rate_limiter"), HasSubstr("secondary_devices"), HasSubstr("input.format")));
 }
 
 // ---- Espalier's own settings

@@ -65,6 +65,21 @@ class PlanCacheTest : public ::testing::Test {
   std::string directory_, key_, path_;
 };
 
+TEST_F(PlanCacheTest, InMemoryItKnowsWhatThisProcessMeasured) {
+  const PlanCache memory{std::string(kPlansInMemory), *device_};
+  const std::string key = memory.KeyOf("a pattern of this test's own");
+  CostTable table = Unmeasured();
+  EXPECT_FALSE(*memory.Load(key, table));
+  ASSERT_TRUE(memory.Store(key, Measured()).ok());
+  EXPECT_TRUE(*PlanCache(std::string(kPlansInMemory), *device_).Load(key, table));
+  EXPECT_EQ(table.costs[0][1].measured, 1.5);
+  EXPECT_FALSE(std::filesystem::exists(kPlansInMemory));
+  for (int i = 0; i < 2000; ++i)
+    ASSERT_TRUE(memory.Store(memory.KeyOf(std::to_string(i)), Measured()).ok());
+  EXPECT_FALSE(*memory.Load(key, table)) << "the oldest go first";
+  EXPECT_TRUE(*memory.Load(memory.KeyOf("1999"), table));
+}
+
 TEST_F(PlanCacheTest, WhatIsStoredIsLoaded) {
   ASSERT_TRUE(Cache().Store(key_, Measured()).ok());
   CostTable table = Unmeasured();
