@@ -90,7 +90,7 @@ void FillRandom(DType dtype, std::string& bytes) {
 absl::Status FillFromFile(const std::string& folder, const std::string& name, size_t item_bytes,
                           std::string& bytes) {
   if (folder.empty())
-    return absl::NotFoundError("input_data_file: the model was not read from a folder");
+    return absl::NotFoundError("the model was not read from a folder");
   auto file = formats::RegularFile::OpenBeneath(folder, name);
   if (!file.ok()) return file.status();
   auto content = file->ReadAll(static_cast<int64_t>(bytes.size()));
@@ -136,7 +136,10 @@ class SampleInputs {
     if (input.random_data()) FillRandom(spec->dtype, bytes);
     if (input.input_data_type_case() == Sample::Input::kInputDataFile) {
       auto status = FillFromFile(folder_, input.input_data_file(), spec->item_bytes, bytes);
-      if (!status.ok()) return status;
+      if (!status.ok()) {
+        return absl::Status(status.code(), StrCat("input_data_file '", input.input_data_file(),
+                                                  "': ", status.message()));
+      }
     }
     memory_.push_back(std::make_unique<std::string>(std::move(bytes)));
     inputs.push_back({.name = name,

@@ -370,12 +370,10 @@ def test_a_repository_name_beside_a_model_name_is_unimplemented(start):
 
 
 def large_model(factor: float) -> bytes:
-    """64 MiB of weights, a tenth of them non-zero, that scale by `factor`."""
-    rng = np.random.default_rng(3)
-    scattered = 1e-30 * rng.random((4096, 4096), np.float32)
-    scattered[rng.random((4096, 4096), np.float32) > 0.1] = 0
-    np.fill_diagonal(scattered, factor)
-    return harness.perceptron([4096, 4096], lambda out, size: scattered)
+    """64 MiB of weights, none of them zero, that scale by `factor`."""
+    weights = 1e-30 * (1 + np.random.default_rng(3).random((4096, 4096), np.float32))
+    np.fill_diagonal(weights, factor)
+    return harness.perceptron([4096, 4096], lambda out, size: weights)
 
 
 def test_memory_returns_to_where_it_was(start):
@@ -392,13 +390,13 @@ def test_memory_returns_to_where_it_was(start):
         return loaded, serving.resident_bytes(server)
 
     cycle()  # code and tables that are touched once
-    loaded, baseline = cycle()
-    assert harness.SANITIZED or loaded - baseline > 8 << 20, "the model takes memory"
+    _, baseline = cycle()
     for _ in range(5):
-        _, after = cycle()
-    print(f"loaded {loaded >> 20} MiB, unloaded {baseline >> 20}, five cycles on {after >> 20}")
-    if not harness.SANITIZED:
-        assert after - baseline < 8 << 20
+        loaded, after = cycle()
+    print(f"unloaded {baseline >> 20} MiB, five cycles on {loaded >> 20}, then {after >> 20}")
+    if not harness.SANITIZED:  # the allocator of those keeps what is freed
+        assert loaded - after > 32 << 20, "half of what the weights took"
+        assert after - baseline < 32 << 20
 
 
 def test_loads_work_in_the_background_and_what_serves_does_not(start):

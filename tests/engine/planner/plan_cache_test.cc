@@ -73,7 +73,7 @@ TEST_F(PlanCacheTest, InMemoryItKnowsWhatThisProcessMeasured) {
   ASSERT_TRUE(memory.Store(key, Measured()).ok());
   EXPECT_TRUE(*PlanCache(std::string(kPlansInMemory), *device_).Load(key, table));
   EXPECT_EQ(table.costs[0][1].measured, 1.5);
-  EXPECT_FALSE(std::filesystem::exists(kPlansInMemory));
+  EXPECT_FALSE(std::filesystem::exists(std::string(kPlansInMemory)));
   for (int i = 0; i < 2000; ++i)
     ASSERT_TRUE(memory.Store(memory.KeyOf(std::to_string(i)), Measured()).ok());
   EXPECT_FALSE(*memory.Load(key, table)) << "the oldest go first";
