@@ -272,9 +272,11 @@ void ModelManager::WarmUpVersion(Loading loading, VersionHandle version) {
       WarmUp(version, loading.directory.empty() ? "" : StrCat(loading.directory, "/warmup"));
   control_.Schedule(
       [this, status, loading = std::move(loading), version = std::move(version)]() mutable {
-        absl::StatusOr<VersionHandle> result = status;
-        if (status.ok()) result = std::move(version);
-        Publish(loading, std::move(result));
+        if (status.ok()) {
+          Publish(loading, std::move(version));
+        } else {
+          Publish(loading, status);
+        }
       });
 }
 

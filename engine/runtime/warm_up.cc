@@ -89,8 +89,7 @@ void FillRandom(DType dtype, std::string& bytes) {
 
 absl::Status FillFromFile(const std::string& folder, const std::string& name, size_t item_bytes,
                           std::string& bytes) {
-  if (folder.empty())
-    return absl::NotFoundError("the model was not read from a folder");
+  if (folder.empty()) return absl::NotFoundError("the model was not read from a folder");
   auto file = formats::RegularFile::OpenBeneath(folder, name);
   if (!file.ok()) return file.status();
   auto content = file->ReadAll(static_cast<int64_t>(bytes.size()));
