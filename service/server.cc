@@ -24,6 +24,7 @@
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
 #include "prometheus/exposer.h"
+#include "service/gpu_metrics.h"
 #include "service/inference_service.h"
 #include "service/metrics.h"
 
@@ -229,6 +230,10 @@ absl::Status Server::ListenForMetrics() {
   metrics_port_ = exposer_->GetListeningPorts().front();
   collector_ = MakeMetricsCollector(*state_, options_.commit);
   exposer_->RegisterCollectable(collector_);
+  if (!devices_.gpus.empty()) {
+    gpu_collector_ = MakeGpuMetricsCollector(devices_, OpenGpuUsageReader());
+    exposer_->RegisterCollectable(gpu_collector_);
+  }
   triton_collector_ = MakeTritonMetricsCollector(*state_);
   exposer_->RegisterCollectable(triton_collector_, "/metrics/triton");
   return absl::OkStatus();

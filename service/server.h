@@ -107,7 +107,7 @@ class Server {
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<grpc::CallbackGenericService> unknown_methods_;
   std::unique_ptr<grpc::Server> grpc_;
-  std::shared_ptr<prometheus::Collectable> collector_, triton_collector_;
+  std::shared_ptr<prometheus::Collectable> collector_, triton_collector_, gpu_collector_;
   std::unique_ptr<prometheus::Exposer> exposer_;
   int port_ = 0;
   int metrics_port_ = 0;

@@ -76,6 +76,33 @@ def make_wide(path: pathlib.Path, x: np.ndarray) -> np.ndarray:
     return y
 
 
+def make_ops(path: pathlib.Path) -> None:
+    """u [batch, 16, 40] of bytes through every op that has a kernel of its own on a GPU, to z f32."""
+    random = np.random.default_rng(3)
+    constant = lambda name, *shape: helper.make_tensor(
+        name, TensorProto.FLOAT, shape, random.standard_normal(shape, dtype=np.float32))  # fmt: skip
+    nodes = [
+        helper.make_node("Cast", ["u"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("LayerNormalization", ["f", "scale", "shift"], ["n"]),
+        helper.make_node("Transpose", ["n"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["t", "w"], ["m"]),
+        helper.make_node("Sigmoid", ["m"], ["s"]),
+        helper.make_node("Mul", ["m", "s"], ["p"]),
+        helper.make_node("Sub", ["p", "row"], ["q"]),
+        helper.make_node("Softmax", ["q"], ["columns"], axis=1),
+        helper.make_node("Add", ["columns", "m"], ["sum"]),
+        helper.make_node("Tanh", ["sum"], ["h"]),
+        helper.make_node("Softmax", ["h"], ["z"], axis=-1),
+    ]
+    weights = [constant("scale", 40), constant("shift", 40), constant("w", 16, 27), constant("row", 27)]
+    graph = helper.make_graph(
+        nodes, "ops", [helper.make_tensor_value_info("u", TensorProto.UINT8, ["batch", 16, 40])],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, ["batch", 40, 27])], weights)  # fmt: skip
+    path.parent.mkdir(parents=True)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path.write_bytes(model.SerializeToString())
+
+
 class Server:
     """espalierd on one device, until it is left."""
 
@@ -144,11 +171,13 @@ def compare(binaries: pathlib.Path, server: Server, folder: pathlib.Path, device
     """Accuracy of the MNIST models, and the wide model's answer to a fixed input."""
     output = folder / f"{device}.npy"
     run(binaries, "infer", "wide", "--url", server.url, "--input", f"x={folder / 'x.npy'}", "--output", f"y={output}")
+    ops = folder / f"ops_{device}.npy"
+    run(binaries, "infer", "ops", "--url", server.url, "--input", f"u={folder / 'u.npy'}", "--output", f"z={ops}")
     evaluated = json.loads(
         run(binaries, "evaluate", *SHIPPED, "--url", server.url, "--batch", 100, "--json",
             "--images", DATA / "mnist/t10k-images-idx3-ubyte.gz", "--labels", DATA / "mnist/t10k-labels-idx1-ubyte.gz")
     )  # fmt: skip
-    return {"y": np.load(output), "evaluated": evaluated}
+    return {"y": np.load(output), "ops": np.load(ops), "evaluated": evaluated}
 
 
 def load(binaries: pathlib.Path, server: Server, folder: pathlib.Path, model: str, concurrency: int, batch: int) -> dict:
@@ -168,7 +197,8 @@ def serve(options, device: str, repositories: str, folder: pathlib.Path, result:
     with Server(options.bin, repositories, device, folder) as server:
         result[f"{device}_seconds_to_ready"] = server.seconds_to_ready
         answers[device] = compare(options.bin, server, folder, device)
-        if device == "cpu":
+        if device == "cpu" or options.answers_only:
+            print(run(options.bin, "models", "--url", server.url))
             return
         print(run(options.bin, "models", "--url", server.url))
         (options.out.parent / "metrics.txt").write_bytes(urllib.request.urlopen(server.metrics).read())
@@ -184,6 +214,7 @@ def main() -> None:
     parser.add_argument("--bin", type=pathlib.Path, required=True)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--answers_only", action="store_true", help="check, do not measure")
     options = parser.parse_args()
     name = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
                           capture_output=True, text=True).stdout.strip()  # fmt: skip
@@ -194,6 +225,8 @@ def main() -> None:
         folder = pathlib.Path(temporary)
         x = np.random.default_rng(1).standard_normal((33, WIDTH), dtype=np.float32)
         np.save(folder / "x.npy", x)
+        np.save(folder / "u.npy", np.random.default_rng(2).integers(0, 256, (33, 16, 40), dtype=np.uint8))
+        make_ops(folder / "models/ops/1/model.onnx")
         expected = make_wide(folder / "models/wide/1/model.onnx", x)
         repositories = f"{DATA / 'models'},{folder / 'models'}"
         answers = {}
@@ -205,8 +238,14 @@ def main() -> None:
         for device, answer in answers.items():
             difference = answer["y"] - expected
             result[f"{device}_wide_rms_difference"] = float(np.sqrt(np.mean(difference**2) / np.mean(expected**2)))
+        if len(answers) == 2:
+            difference = np.abs(answers["cuda"]["ops"] / answers["cpu"]["ops"] - 1)
+            result["ops_largest_relative_difference"] = float(difference.max())
         result["evaluated"] = {device: answers[device]["evaluated"] for device in answers}
         options.out.write_text(json.dumps(result, indent=1))
+        if options.answers_only:
+            print(json.dumps(result, indent=1))
+            return
         echo = folder / "echo.json"
         subprocess.run([*FEW_CPUS, str(options.bin / "echo_bench"), "--server", str(options.bin / "espalierd"), "--models",
                         str(DATA / "models"), "--rounds", "9", "--requests", "300", "--out", str(echo)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import shutil
 import subprocess
+import urllib.request
 
 import grpc
 import numpy as np
@@ -34,6 +35,8 @@ def test_a_model_on_the_gpu_answers_like_one_on_the_cpu(tmp_path, digits):
     for device in ("cpu", "cuda"):
         with harness.Espalierd(repository, f"--device={device}", f"--cuda_module={MODULE}") as server:
             assert ("Fake GPU" in server.log()) == (device == "cuda"), server.log()
+            metrics = urllib.request.urlopen(server.metrics_url + "/metrics").read().decode()
+            assert ('espalier_gpu_lost{gpu="0"} 0' in metrics) == (device == "cuda")
             client = triton.InferenceServerClient(server.url)
             image = triton.InferInput("input", [2, 784], "FP32")
             image.set_data_from_numpy(digits.images[:2])
