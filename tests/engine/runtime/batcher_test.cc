@@ -81,9 +81,9 @@ class BatcherTest : public ::testing::Test {
 
   BatchingPolicy policy_;
   std::list<TestRequest> requests_;
-  std::unique_ptr<Batcher> batcher_;
   std::mutex mutex_;
   std::vector<std::pair<TestRequest*, FailureReason>> refused_;
+  std::unique_ptr<Batcher> batcher_;  // goes first, and waits for the timer
 };
 
 TEST_F(BatcherTest, WithoutSettingsWhatWaitsRunsTogetherAtOnceUpToTheMaximum) {
