@@ -172,8 +172,6 @@ absl::Status AuditLog::StartFile() {
   return absl::OkStatus();
 }
 
-// The sound part as a file of its own: what stands behind it is unknown, and bytes of a file whose
-// sync failed cannot be trusted to become durable.
 absl::Status AuditLog::WriteAnew() {
   file_.reset();
   const auto sound = files_->Open(path_, OpenMode::kRead);

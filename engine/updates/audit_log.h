@@ -70,6 +70,9 @@ class AuditLog {
   // Durable when it returns. After an error none, some or all of them may be there, and the next
   // Append writes the log anew.
   absl::Status Append(absl::Span<const AuditRecord> records);
+  // Writes the sound part as a file of its own. What an earlier process could not sync is not durable
+  // though it can be read, and no later sync of that file helps.
+  absl::Status WriteAnew();
   // The newest `most`, oldest first, of this file and the one before.
   absl::StatusOr<std::vector<AuditRecord>> Read(size_t most) const;
 
@@ -85,7 +88,6 @@ class AuditLog {
                                        uint64_t max_bytes);
   absl::Status StartFile();
   absl::Status Rotate();
-  absl::Status WriteAnew();
 
   FileSystem* files_;
   std::string path_;

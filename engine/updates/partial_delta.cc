@@ -23,16 +23,27 @@ std::string SumsPathOf(const std::string& folder, const Digest& digest) {
   return absl::StrCat(folder, "/", Hex(digest), ".sums");
 }
 
+std::string PartPathOf(const std::string& folder, const Digest& digest) {
+  return absl::StrCat(folder, "/", Hex(digest), ".part");
+}
+
+absl::StatusOr<std::unique_ptr<File>> OpenIfThere(FileSystem& files, const std::string& path) {
+  auto file = files.Open(path, OpenMode::kChange);
+  if (absl::IsNotFound(file.status())) return std::unique_ptr<File>();
+  return file;
+}
+
 }  // namespace
 
-std::string PartialDelta::PathOf(const std::string& folder, const Digest& digest) {
-  return absl::StrCat(folder, "/", Hex(digest), ".part");
+std::string PartialDelta::WholePathOf(const std::string& folder, const Digest& digest) {
+  return absl::StrCat(folder, "/", Hex(digest), ".whole");
 }
 
 absl::Status PartialDelta::Delete(FileSystem& files, const std::string& folder,
                                   const Digest& digest) {
-  auto status = UnlinkIfThere(files, PathOf(folder, digest));
+  auto status = UnlinkIfThere(files, WholePathOf(folder, digest));
   status.Update(UnlinkIfThere(files, SumsPathOf(folder, digest)));
+  status.Update(UnlinkIfThere(files, PartPathOf(folder, digest)));
   return status;
 }
 
@@ -52,11 +63,6 @@ absl::StatusOr<PartialDelta> PartialDelta::Open(FileSystem& files, const std::st
                                                 const Digest& digest, uint64_t bytes,
                                                 uint64_t piece_bytes) {
   PartialDelta partial(files, folder, digest, bytes, piece_bytes);
-  const std::string path = PathOf(folder, digest);
-  auto part = files.Open(path, OpenMode::kChange);
-  if (absl::IsNotFound(part.status())) part = files.Open(path, OpenMode::kCreate, 0600);
-  if (!part.ok()) return part.status();
-  partial.part_ = *std::move(part);
   if (auto status = partial.Resume(); !status.ok()) {
     partial.part_.reset();
     return status;
@@ -86,34 +92,53 @@ absl::StatusOr<uint64_t> PartialDelta::CheckPieces(absl::string_view sums) {
   return sound;
 }
 
-// Sums for an empty part. The head is durable before anything follows it, so that a torn one is never
-// taken for that of another version.
-absl::Status PartialDelta::StartSums() {
-  auto file = AtomicFile::Create(SumsPathOf(folder_, digest_), 0600, *files_);
-  if (!file.ok()) return file.status();
-  auto status = file->Append(StoredHead(StoredKind::kPartialSums));
-  return status.ok() ? file->Commit() : status;
+// A new part and sums for it. The head of the sums is durable before anything follows it, so that a
+// torn one is never taken for that of another version.
+absl::Status PartialDelta::Begin() {
+  if (auto status = Delete(*files_, folder_, digest_); !status.ok()) return status;
+  auto part = files_->Open(PartPathOf(folder_, digest_), OpenMode::kCreate, 0600);
+  if (!part.ok()) return part.status();
+  const std::string path = SumsPathOf(folder_, digest_);
+  auto head = AtomicFile::Create(path, 0600, *files_);
+  if (!head.ok()) return head.status();
+  auto status = head->Append(StoredHead(StoredKind::kPartialSums));
+  if (status.ok()) status = head->Commit();
+  if (!status.ok()) return status;
+  auto sums = files_->Open(path, OpenMode::kChange);
+  if (!sums.ok()) return sums.status();
+  part_ = *std::move(part);
+  sums_ = *std::move(sums);
+  return absl::OkStatus();
 }
 
 absl::Status PartialDelta::Resume() {
+  auto whole = OpenIfThere(*files_, WholePathOf(folder_, digest_));
+  if (!whole.ok()) return whole.status();
+  if (*whole != nullptr) {
+    const auto size = (*whole)->Size();
+    if (!size.ok()) return size.status();
+    if (*size != bytes_) return Begin();
+    offset_ = bytes_;
+    whole_is_there_ = true;
+    return absl::OkStatus();
+  }
   const std::string path = SumsPathOf(folder_, digest_);
-  auto sums = ReadWhole(*files_, path, kMaxSumsBytes);
-  if (!sums.ok() && !absl::IsNotFound(sums.status())) return sums.status();
+  auto part = OpenIfThere(*files_, PartPathOf(folder_, digest_));
+  if (!part.ok()) return part.status();
+  auto sums = OpenIfThere(*files_, path);
+  if (!sums.ok()) return sums.status();
+  if (*part == nullptr || *sums == nullptr) return Begin();
+  const auto bytes = ReadWhole(*files_, path, kMaxSumsBytes);
+  if (!bytes.ok()) return bytes.status();
   const auto head =
-      sums.ok() ? CheckStoredHead(StoredKind::kPartialSums, sums->substr(0, kStoredHeadBytes), path)
-                : sums.status();
+      CheckStoredHead(StoredKind::kPartialSums, bytes->substr(0, kStoredHeadBytes), path);
   if (absl::IsUnimplemented(head)) return head;
-  if (!head.ok()) {
-    if (auto status = StartSums(); !status.ok()) return status;
-  }
-  auto file = files_->Open(path, OpenMode::kChange);
-  if (!file.ok()) return file.status();
-  sums_ = *std::move(file);
-  if (head.ok()) {
-    const auto sound = CheckPieces(*sums);
-    if (!sound.ok()) return sound.status();
-    offset_ = *sound;
-  }
+  if (!head.ok()) return Begin();
+  part_ = *std::move(part);
+  sums_ = *std::move(sums);
+  const auto sound = CheckPieces(*bytes);
+  if (!sound.ok()) return sound.status();
+  offset_ = *sound;
   return part_->Truncate(offset_);
 }
 
@@ -155,30 +180,32 @@ absl::Status PartialDelta::Append(uint64_t offset, absl::string_view bytes) {
   return absl::OkStatus();
 }
 
+// The sums go before the sync: bytes whose sync failed can be read as if nothing had happened, and
+// must never be believed again. Only a sync that succeeded makes a `.whole`.
 absl::Status PartialDelta::Finish() {
+  if (whole_is_there_) return files_->SyncFolder(folder_);
   if (part_ == nullptr)
     return absl::FailedPreconditionError("an earlier write failed: begin again");
   if (offset_ != bytes_) {
     return absl::InvalidArgumentError(
         absl::StrCat("got ", offset_, " bytes, ", bytes_, " were announced"));
   }
-  if (piece_ > 0) {
-    if (auto status = EndPiece(); !status.ok()) return Lost(status);
-  }
-  const Digest found = whole_->Finish();
-  absl::Status status;
-  if (found != digest_) {
-    status = absl::InvalidArgumentError(absl::StrCat("the bytes have the digest ", ShortHex(found),
-                                                     "…, ", ShortHex(digest_), "… was announced"));
-  } else {
-    status = part_->Sync();
-  }
-  part_.reset();
-  if (!status.ok()) {  // other bytes, or bytes that the disk has lost: none of them is of use
+  piece_ = 0;
+  const std::unique_ptr<File> part = std::move(part_);
+  if (const Digest found = whole_->Finish(); found != digest_) {
     (void)Delete(*files_, folder_, digest_);
-    return status;
+    return absl::InvalidArgumentError(absl::StrCat("the bytes have the digest ", ShortHex(found),
+                                                   "…, ", ShortHex(digest_), "… was announced"));
   }
-  return files_->SyncFolder(folder_);
+  sums_.reset();
+  if (auto status = files_->Unlink(SumsPathOf(folder_, digest_)); !status.ok()) return status;
+  auto status = part->Sync();
+  if (status.ok()) {
+    status = files_->Rename(PartPathOf(folder_, digest_), WholePathOf(folder_, digest_));
+  }
+  if (status.ok()) return files_->SyncFolder(folder_);
+  (void)Delete(*files_, folder_, digest_);
+  return status;
 }
 
 }  // namespace espalier::updates

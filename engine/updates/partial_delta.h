@@ -3,6 +3,7 @@
 //
 //   <folder>/<SHA-256 of the whole file>.part     what has come, in order
 //   <folder>/<SHA-256 of the whole file>.sums     size and SHA-256 of each piece of it
+//   <folder>/<SHA-256 of the whole file>.whole    in place of both: all of it, and durable
 //
 // No piece is synced before the end: after a crash Open compares the pieces with their sums and
 // goes on behind the last one that is whole. Names are made of digits and letters of a digest alone.
@@ -40,7 +41,8 @@ class PartialDelta {
   // All has come, has the digest, and is durable. With another digest both files are deleted.
   absl::Status Finish();
 
-  static std::string PathOf(const std::string& folder, const Digest& digest);
+  static std::string WholePathOf(const std::string& folder, const Digest& digest);
+  // Whatever there is of it.
   static absl::Status Delete(FileSystem& files, const std::string& folder, const Digest& digest);
 
  private:
@@ -48,7 +50,7 @@ class PartialDelta {
                uint64_t piece_bytes);
   absl::Status Resume();
   absl::StatusOr<uint64_t> CheckPieces(absl::string_view sums);
-  absl::Status StartSums();
+  absl::Status Begin();
   absl::Status EndPiece();
   absl::Status Lost(const absl::Status& status);
 
@@ -56,6 +58,7 @@ class PartialDelta {
   std::string folder_;
   Digest digest_;
   uint64_t bytes_, piece_bytes_, offset_ = 0, piece_ = 0;
+  bool whole_is_there_ = false;
   std::unique_ptr<File> part_, sums_;
   std::unique_ptr<Sha256> whole_ = std::make_unique<Sha256>(), sum_ = std::make_unique<Sha256>();
 };

@@ -351,7 +351,7 @@ TEST(PartialDeltaTest, CutAnywhereItGoesOnWhereItWas) {
     ASSERT_TRUE(partial->Finish().ok());
     ASSERT_TRUE(disk.SyncFolder("/").ok());
     disk.Restart(Loss::kUnsynced);
-    EXPECT_EQ(disk.Contents(PartialDelta::PathOf("/in", Sha256Of(payload))), payload);
+    EXPECT_EQ(disk.Contents(PartialDelta::WholePathOf("/in", Sha256Of(payload))), payload);
   }
 }
 
@@ -371,6 +371,8 @@ TEST(PartialDeltaTest, PowerLossCostsAtMostWhatWasNotSoundAndNeverTheTruth) {
     auto partial = OpenPartial(disk, payload);
     ASSERT_TRUE(partial->Append(partial->offset(), payload.substr(partial->offset())).ok());
     EXPECT_TRUE(partial->Finish().ok()) << seed;
+    disk.Restart(Loss::kUnsynced);
+    EXPECT_EQ(OpenPartial(disk, payload)->offset(), 1000u) << "whole, and not sent again";
   }
 }
 
@@ -394,8 +396,9 @@ TEST(PartialDeltaTest, AfterAFailedSyncTheBytesAreNotBelieved) {
   ASSERT_TRUE(disk.MakeFolder("/in").ok());
   auto partial = OpenPartial(disk, payload);
   ASSERT_TRUE(partial->Append(0, payload).ok());
-  disk.FailAt(1, Fault::kIoError);
+  disk.FailAt(2, Fault::kDead);  // the sync, and the deletion after it
   EXPECT_FALSE(partial->Finish().ok());
+  disk.Heal();
   EXPECT_EQ(OpenPartial(disk, payload)->offset(), 0u);
 }
 

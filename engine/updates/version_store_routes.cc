@@ -1,0 +1,199 @@
+// Ways between versions, their weights, and compaction.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/updates/anchor_file.h"
+#include "engine/updates/journal_chain.h"
+#include "engine/updates/journal_file.h"
+#include "engine/updates/version_graph.h"
+#include "engine/updates/version_store.h"
+
+namespace espalier::updates {
+
+absl::StatusOr<std::vector<VersionStore::Edge>> VersionStore::EdgesAlong(
+    const std::vector<int64_t>& path) const {
+  std::vector<Edge> edges;
+  for (size_t i = 1; i < path.size(); ++i) {
+    const VersionRecord &from = *state_.Find(path[i - 1]), &to = *state_.Find(path[i]);
+    const bool forward = to.parent == from.number && to.journal_bytes > 0;
+    const VersionRecord &parent = forward ? from : to, &child = forward ? to : from;
+    edges.push_back({from.number, to.number, forward, JournalPath(child.number),
+                     JournalEnds{parent.number, child.number, parent.weights, child.weights}});
+  }
+  return edges;
+}
+
+absl::StatusOr<std::vector<VersionStore::Edge>> VersionStore::EdgesBetween(int64_t from,
+                                                                           int64_t to) const {
+  const auto path =
+      WayTo(state_, from, [&](const VersionRecord& record) { return record.number == to; });
+  if (path.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat("no way of journals from version ", from, " to ", to, " is kept here"));
+  }
+  return EdgesAlong(path);
+}
+
+absl::StatusOr<Journal> VersionStore::ReadEdge(const Edge& edge) const {
+  auto journal = ReadJournal(files_, edge.path, edge.ends, options_.journal_limits);
+  if (!journal.ok() || edge.forward) return journal;
+  return journal->Inverse();
+}
+
+absl::StatusOr<std::vector<JournalStep>> VersionStore::JournalsBetween(int64_t from,
+                                                                       int64_t to) const {
+  const std::shared_lock kept(files_kept_);
+  absl::StatusOr<std::vector<Edge>> edges;
+  {
+    const std::lock_guard lock(mutex_);
+    edges = EdgesBetween(from, to);
+  }
+  if (!edges.ok()) return edges.status();
+  std::vector<JournalStep> steps;
+  for (const Edge& edge : *edges) {
+    auto journal = ReadEdge(edge);
+    if (!journal.ok()) return journal.status();
+    steps.push_back({edge.from, edge.to, *std::move(journal)});
+  }
+  return steps;
+}
+
+absl::StatusOr<std::vector<StoredDelta>> VersionStore::DeltasBetween(int64_t from,
+                                                                     int64_t to) const {
+  const std::shared_lock kept(files_kept_);
+  absl::StatusOr<std::vector<Edge>> edges;
+  {
+    const std::lock_guard lock(mutex_);
+    edges = EdgesBetween(from, to);
+  }
+  if (!edges.ok()) return edges.status();
+  std::vector<StoredDelta> deltas;
+  for (const Edge& edge : *edges) {
+    if (!edge.forward) {
+      return absl::FailedPreconditionError(absl::StrCat("version ", to, " was not made from ", from,
+                                                        ": no deltas lead from one to the other"));
+    }
+    auto source = OpenedSource::Open(files_, DeltaPath(edge.to));
+    if (!source.ok()) return source.status();
+    deltas.push_back({edge.from, edge.to, *std::move(source)});
+  }
+  return deltas;
+}
+
+absl::StatusOr<std::shared_ptr<const TensorReader>> VersionStore::OpenRoot(
+    const VersionRecord& root) const {
+  if (root.anchor_bytes > 0) {
+    auto anchor = AnchorReader::Open(files_, AnchorPath(root.number), root.number, root.weights);
+    if (!anchor.ok()) return anchor.status();
+    return std::shared_ptr<const TensorReader>(*std::move(anchor));
+  }
+  if (!options_.repository) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("version ", root.number, " can only be read from the repository"));
+  }
+  return options_.repository(root.number);
+}
+
+absl::StatusOr<std::shared_ptr<const TensorReader>> VersionStore::Weights(int64_t number) const {
+  const std::shared_lock kept(files_kept_);
+  std::set<int64_t> unreadable;
+  absl::Status failure =
+      absl::NotFoundError(absl::StrCat("no way leads to the weights of version ", number));
+  for (;;) {
+    std::vector<Edge> edges;
+    VersionRecord root;
+    {
+      const std::lock_guard lock(mutex_);
+      std::vector<int64_t> path = WayTo(state_, number, [&](const VersionRecord& record) {
+        return IsRoot(record) && unreadable.count(record.number) == 0;
+      });
+      if (path.empty()) return failure;
+      root = *state_.Find(path.back());
+      auto found = EdgesAlong({path.rbegin(), path.rend()});
+      if (!found.ok()) return found.status();
+      edges = *std::move(found);
+    }
+    auto weights = OpenRoot(root);
+    if (!weights.ok()) {  // the repository may have it no more; another root may do
+      failure = weights.status();
+      unreadable.insert(root.number);
+      continue;
+    }
+    Journal whole;
+    for (const Edge& edge : edges) {
+      const auto journal = ReadEdge(edge);
+      if (!journal.ok()) return journal.status();
+      whole = Compose(whole, *journal);
+    }
+    if (auto status = CheckFits(whole, (*weights)->tensors()); !status.ok()) return status;
+    if (whole.tensors.empty()) return weights;
+    return std::make_shared<JournaledReader>(*std::move(weights), std::move(whole));
+  }
+}
+
+// The version that is to get an anchor; 0: none needs to. On probation it is the one before, which
+// is known to be good.
+int64_t VersionStore::AnchorDue() const {
+  const auto way = WayTo(state_, state_.active, IsRoot);
+  if (way.size() <= static_cast<size_t>(options_.max_chain)) return 0;
+  const int64_t number = state_.confirmed ? state_.active : state_.Find(state_.active)->replaced;
+  const VersionRecord* record = state_.Find(number);
+  return record == nullptr || IsRoot(*record) ? 0 : number;
+}
+
+absl::Status VersionStore::Compact() {
+  const std::lock_guard one(compaction_);
+  int64_t anchor = 0;
+  Digest digest{};
+  {
+    const std::lock_guard lock(mutex_);
+    anchor = AnchorDue();
+    if (anchor != 0) digest = state_.Find(anchor)->weights;
+  }
+  uint64_t anchor_bytes = 0;
+  if (anchor != 0) {
+    const auto weights = Weights(anchor);
+    if (!weights.ok()) return weights.status();
+    const auto bytes = WriteAnchor(files_, AnchorPath(anchor), anchor, digest, **weights);
+    if (!bytes.ok()) return bytes.status();
+    anchor_bytes = *bytes;
+  }
+  // No file of a version may come or go between the decision and the deletion.
+  const std::unique_lock kept(files_kept_);
+  std::vector<DoomedFile> doomed;
+  {
+    const std::lock_guard lock(mutex_);
+    StoreState next = state_;
+    if (VersionRecord* record = next.Find(anchor)) record->anchor_bytes = anchor_bytes;
+    auto trimmed = Trim(next, {options_.keep_versions, options_.keep_bytes});
+    if (!trimmed.ok()) return trimmed.status();
+    doomed = *std::move(trimmed);
+    if (next == state_) return absl::OkStatus();
+    const AuditRecord event = Event(AuditAction::kCompacted, next, anchor,
+                                    absl::StrCat(doomed.size(), " files are kept no more"));
+    if (auto status = Commit(std::move(next), event); !status.ok()) return status;
+  }
+  // What fails here is deleted when the store is opened next.
+  for (const DoomedFile& file : doomed) {
+    const std::string path = file.kind == DoomedFile::Kind::kJournal  ? JournalPath(file.number)
+                             : file.kind == DoomedFile::Kind::kAnchor ? AnchorPath(file.number)
+                                                                      : DeltaPath(file.number);
+    (void)files_.Unlink(path);
+  }
+  return absl::OkStatus();
+}
+
+void VersionStore::CompactInBackground() {
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      compaction_wanted_.wait(lock, [&] { return wanted_ || stopping_; });
+      if (stopping_) return;
+      wanted_ = false;
+    }
+    // A failure (a full disk, most likely) is met again, and told, by the next one.
+    (void)Compact();
+  }
+}
+
+}  // namespace espalier::updates
