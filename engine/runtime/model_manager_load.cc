@@ -1,6 +1,4 @@
 // The way of a load through ModelManager.
-#include <malloc.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <utility>
@@ -353,9 +351,8 @@ void ModelManager::Retire(ServedVersion* last, int64_t resident) {
     delete last;
     LogEvent(spdlog::level::info, "model unloaded", {{"model", name}, {"version", number}});
     control_.Schedule([this, name, number, resident] {
-      // What was freed goes back to the system. Here and not on the loader: requests would wait for
-      // the allocator's locks while a thread in the background waits for the processor.
-      malloc_trim(0);
+      // No malloc_trim: what is large is a mapping of its own (buffer.h), and for the rest it would
+      // hold the allocator's locks, which requests need, for up to 50 ms (50 MB in small pieces).
       const std::lock_guard lock(mutex_);
       if (const auto model = models_.find(name); model != models_.end()) {
         const auto version = model->second.versions.find(number);
