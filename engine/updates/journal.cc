@@ -125,14 +125,18 @@ absl::StatusOr<Journal> DecodeJournal(const DeltaFile& delta, const TensorReader
     const TensorInfo& tensor = manifest.tensors[record.tensor].tensor;
     const int64_t first = record.segment * kSegmentElements;
     const int64_t count = SegmentSize(tensor, record.segment);
-    elements.resize(static_cast<size_t>(count * SizeOf(tensor.kind())));
-    auto status = base.Read((*indices)[record.tensor], first, count, elements.data());
-    if (!status.ok()) return status;
+    const void* base_elements = base.InMemory((*indices)[record.tensor], first);
+    if (base_elements == nullptr) {
+      elements.resize(static_cast<size_t>(count * SizeOf(tensor.kind())));
+      auto status = base.Read((*indices)[record.tensor], first, count, elements.data());
+      if (!status.ok()) return status;
+      base_elements = elements.data();
+    }
     const auto bytes = delta.Read(record);
     if (!bytes.ok()) return bytes.status();
     edits.clear();
-    status =
-        DecodeSegment(tensor.kind(), elements.data(), count, *bytes, edits, found[record.tensor]);
+    const auto status =
+        DecodeSegment(tensor.kind(), base_elements, count, *bytes, edits, found[record.tensor]);
     if (!status.ok()) return InTensor(tensor, record.segment, status);
     auto& entries = journal.tensors[record.tensor].entries;
     for (const Edit& edit : edits)

@@ -39,6 +39,9 @@ class TensorReader {
   virtual const std::vector<TensorInfo>& tensors() const = 0;  // ascending by name, names unique
   // Elements [first, first + count) of tensors()[tensor], which exist.
   virtual absl::Status Read(size_t tensor, int64_t first, int64_t count, void* to) const = 0;
+  // Where element `first` and all behind it are, aligned to their size, for weights that are held
+  // dense in memory; null for others. Read gives the same elements.
+  virtual const void* InMemory(size_t /*tensor*/, int64_t /*first*/) const { return nullptr; }
 };
 
 // Index in `tensors` (ascending by name); −1 when there is none.

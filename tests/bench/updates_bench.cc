@@ -67,6 +67,9 @@ class Resident final : public updates::TensorReader {
                 static_cast<size_t>(count) * size);
     return absl::OkStatus();
   }
+  const void* InMemory(size_t tensor, int64_t first) const override {
+    return data_[tensor].data() + first * SizeOf(tensors_[tensor].kind());
+  }
 
  private:
   std::vector<TensorInfo> tensors_;
