@@ -1,5 +1,7 @@
 #include "service/infer_decoder.h"
 
+#include <algorithm>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "service/wire_reader.h"
@@ -56,13 +58,16 @@ std::string ReadUtf8(WireReader& reader) {
 
 struct Parameter {
   std::string key;
-  uint32_t kind = 0;   // field of the oneof that is set; 0: none
-  int64_t number = 0;  // of an int64_param or uint64_param
-  std::string text;    // of a string_param
+  uint32_t kind = 0;  // field of the oneof that is set; 0: none
+  uint64_t bits = 0;  // of an int64_param or uint64_param
+  std::string text;   // of a string_param
 
   bool is_count() const {
-    return (kind == kInt64Param || kind == kUint64Param) && number >= 0;  // 2^63 and above: none
+    return kind == kUint64Param || (kind == kInt64Param && static_cast<int64_t>(bits) >= 0);
   }
+  bool is_int64_count() const { return is_count() && bits <= INT64_MAX; }
+  // Cut at 2^63 - 1, which is for ever in microseconds.
+  int64_t count() const { return static_cast<int64_t>(std::min<uint64_t>(bits, INT64_MAX)); }
 };
 
 void ReadParameterValue(WireReader& reader, Parameter& parameter) {
@@ -71,7 +76,7 @@ void ReadParameterValue(WireReader& reader, Parameter& parameter) {
   while (reader.ReadTag(&tag)) {
     if (tag.field <= kUint64Param) parameter.kind = tag.field;
     if (Is(tag, kInt64Param, WireType::kVarint) || Is(tag, kUint64Param, WireType::kVarint)) {
-      parameter.number = static_cast<int64_t>(reader.ReadVarint());
+      parameter.bits = reader.ReadVarint();
     } else if (Is(tag, kStringParam, WireType::kBytes)) {
       parameter.text = reader.ReadString();
     } else {
@@ -105,9 +110,10 @@ const char* KindName(uint32_t kind) {
 }
 
 std::string Unexpected(const Parameter& parameter, absl::string_view expected) {
-  const bool has_number = parameter.kind == kInt64Param || parameter.kind == kUint64Param;
   std::string got = KindName(parameter.kind);
-  if (has_number) absl::StrAppend(&got, " ", parameter.number);
+  if (parameter.kind == kInt64Param)
+    absl::StrAppend(&got, " ", static_cast<int64_t>(parameter.bits));
+  if (parameter.kind == kUint64Param) absl::StrAppend(&got, " ", parameter.bits);
   if (parameter.kind == kStringParam) {
     absl::StrAppend(&got, " '", runtime::Printable(parameter.text), "'");
   }
@@ -136,9 +142,9 @@ void ReadRequestParameter(WireReader& reader, DecodedRequest& request) {
   if (std::string error = CheckParameter(parameter); !error.empty()) {
     request.parameter_error = std::move(error);
   } else if (parameter.key == "timeout") {
-    request.timeout_micros = parameter.number;
+    request.timeout_micros = parameter.count();
   } else if (parameter.key == "priority") {
-    request.priority = static_cast<uint64_t>(parameter.number);
+    request.priority = parameter.bits;
   }
 }
 
@@ -151,20 +157,20 @@ std::string TakeParameter(const Parameter& parameter, SharedMemoryRange& range) 
       return Unexpected(parameter, "string_param with the name of a region");
     range.region = parameter.text;
   } else if (parameter.key == "shared_memory_byte_size") {
-    if (!parameter.is_count()) return Unexpected(parameter, kCount);
-    range.byte_size = parameter.number;
+    if (!parameter.is_int64_count()) return Unexpected(parameter, kCount);
+    range.byte_size = parameter.count();
   } else if (parameter.key == "shared_memory_offset") {
-    if (!parameter.is_count()) return Unexpected(parameter, kCount);
-    range.offset = parameter.number;
+    if (!parameter.is_int64_count()) return Unexpected(parameter, kCount);
+    range.offset = parameter.count();
   }
   return "";
 }
 
 std::string TakeParameter(const Parameter& parameter, DecodedOutput& output) {
   if (parameter.key != "classification") return TakeParameter(parameter, output.shared_memory);
-  if (!parameter.is_count() || parameter.number == 0)
+  if (!parameter.is_int64_count() || parameter.count() == 0)
     return Unexpected(parameter, "int64_param of at least 1");
-  output.classification = parameter.number;
+  output.classification = parameter.count();
   return "";
 }
 

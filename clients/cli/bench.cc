@@ -177,6 +177,10 @@ absl::Status Run(const Args& args) {
   if (!version.ok()) return version.status();
   report.version = *std::move(version);
   DescribeServer(*server, report);
+  for (const char* file : {"json", "hgrm"}) {
+    if (!args.Has(file)) continue;
+    if (absl::Status status = CheckWritable(args.String(file, "")); !status.ok()) return status;
+  }
   report.inputs = inputs->description;
   report.distinct_requests = source->size();
   for (const bench::LoadOptions& options : *loads) {

@@ -41,6 +41,11 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes)
   return content;
 }
 
+absl::Status CheckWritable(const std::string& path) {
+  const FileHandle file(std::fopen(path.c_str(), "ab"), &std::fclose);
+  return file ? absl::OkStatus() : Failed("create", path);
+}
+
 absl::Status WriteFile(const std::string& path, absl::string_view content) {
   FileHandle file(std::fopen(path.c_str(), "wb"), &std::fclose);
   if (!file) return Failed("create", path);

@@ -18,5 +18,8 @@ inline constexpr int64_t kMaxInputBytes = (int64_t{1} << 31) - 1;
 absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes = kMaxInputBytes);
 // Replaces the file. A failed write (a full disk) is an error, not a short file that looks whole.
 absl::Status WriteFile(const std::string& path, absl::string_view content);
+// Whether WriteFile could: for what takes long to compute. Leaves the file as it is, or empty if there
+// was none.
+absl::Status CheckWritable(const std::string& path);
 
 }  // namespace espalier::cli

@@ -166,6 +166,11 @@ std::vector<ModelManager::Loading> ModelManager::TakeOverLocked(const OperationP
     operation->failure = found.status;
     return to_load;
   }
+  for (auto& [number, version] : model.versions) {
+    // What was wrong with the model is no longer.
+    if (!model.refused.empty() && version.reason == model.refused)
+      version.reason = "not selected by the model's version_policy";
+  }
   model.refused.clear();
   for (const auto& [number, selected] : found.selected) {
     operation->selected.insert(number);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <mutex>
 #include <set>
 
 #include "absl/strings/match.h"
@@ -24,6 +25,16 @@ absl::Status ListingError(const std::string& directory, const std::error_code& e
   return absl::PermissionDeniedError(message);
 }
 
+// Whether it was not said before: repositories are listed again and again.
+bool IsNews(const std::string& path) {
+  constexpr size_t kRemembered = 1024;
+  static std::mutex mutex;
+  static auto& said = *new std::set<std::string>;
+  const std::lock_guard lock(mutex);
+  if (said.size() >= kRemembered) said.clear();
+  return said.insert(path).second;
+}
+
 // Names of the directories (or links to some) in `directory`, sorted.
 absl::StatusOr<std::vector<std::string>> ListDirectories(const std::string& directory) {
   std::vector<std::string> names;
@@ -33,7 +44,8 @@ absl::StatusOr<std::vector<std::string>> ListDirectories(const std::string& dire
     std::error_code unreadable;
     if (entry->is_directory(unreadable)) {
       names.push_back(entry->path().filename().string());
-    } else if (unreadable && unreadable != std::errc::no_such_file_or_directory) {
+    } else if (unreadable && unreadable != std::errc::no_such_file_or_directory &&
+               IsNews(entry->path().string())) {
       LogEvent(spdlog::level::warn, "directory entry skipped",
                {{"path", Printable(entry->path().string())}, {"reason", unreadable.message()}});
     }
@@ -73,8 +85,10 @@ absl::StatusOr<std::vector<RepositoryModel>> ScanRepository(const std::string& r
   for (const std::string& name : *names) {
     if (name[0] == '.') continue;
     if (!IsModelName(name)) {
-      LogEvent(spdlog::level::warn, "directory skipped: not a model name",
-               {{"directory", Printable(name)}, {"repository", repository}});
+      if (IsNews(absl::StrCat(repository, "/", name))) {
+        LogEvent(spdlog::level::warn, "directory skipped: not a model name",
+                 {{"directory", Printable(name)}, {"repository", repository}});
+      }
       continue;
     }
     RepositoryModel model{name, absl::StrCat(repository, "/", name), {}};

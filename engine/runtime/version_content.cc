@@ -62,17 +62,18 @@ std::string IdentityOf(const struct stat& info) {
 }
 
 // Adds `<root>/<path>`: itself when it is a regular file, what is below it when it is a folder.
-// Links are followed, a mounted Kubernetes volume is made of them.
-absl::Status Collect(const std::string& root, const std::string& path, int depth,
+// Links are followed, a mounted Kubernetes volume is made of them. `others`: also what is neither, for
+// a load fails for a pipe or a dangling link where a file is expected, and may go well without it.
+absl::Status Collect(const std::string& root, const std::string& path, int depth, bool others,
                      std::vector<FoundFile>& files) {
   const std::string full = absl::StrCat(root, "/", path);
   struct stat info;
   if (stat(full.c_str(), &info) != 0) {
     // Gone between listing and looking, or a link to nothing: whoever needs it will say so.
-    return errno == ENOENT || errno == ENOTDIR || errno == ELOOP ? absl::OkStatus()
-                                                                 : CannotList(full, errno);
+    if (errno != ENOENT && errno != ENOTDIR && errno != ELOOP) return CannotList(full, errno);
+    if (!others || lstat(full.c_str(), &info) != 0) return absl::OkStatus();
   }
-  if (S_ISREG(info.st_mode)) {
+  if (S_ISREG(info.st_mode) || (others && !S_ISDIR(info.st_mode))) {
     if (files.size() >= kMaxFiles) {
       return absl::ResourceExhaustedError(
           absl::StrCat(Printable(root), " has more than ", kMaxFiles, " files, expected a model"));
@@ -90,7 +91,7 @@ absl::Status Collect(const std::string& root, const std::string& path, int depth
     if (entry->d_name[0] == '.') continue;
     auto status =
         Collect(root, path == "." ? entry->d_name : absl::StrCat(path, "/", entry->d_name),
-                depth + 1, files);
+                depth + 1, others, files);
     if (!status.ok()) return status;
     errno = 0;
   }
@@ -112,7 +113,7 @@ absl::StatusOr<std::vector<FoundFile>> FilesOf(const std::string& model_director
   }
   std::vector<FoundFile> files;
   for (const std::string& path : paths) {
-    if (auto status = Collect(model_directory, path, 0, files); !status.ok()) return status;
+    if (auto status = Collect(model_directory, path, 0, false, files); !status.ok()) return status;
   }
   const auto by_path = [](const FoundFile& a, const FoundFile& b) { return a.path < b.path; };
   std::sort(files.begin(), files.end(), by_path);
@@ -173,7 +174,7 @@ VersionContent ContentOf(const FilesInMemory& files, const inference::ModelConfi
 
 absl::StatusOr<std::string> ModelFingerprint(const std::string& model_directory) {
   std::vector<FoundFile> files;
-  if (auto status = Collect(model_directory, ".", 0, files); !status.ok()) return status;
+  if (auto status = Collect(model_directory, ".", 0, true, files); !status.ok()) return status;
   std::sort(files.begin(), files.end(),
             [](const FoundFile& a, const FoundFile& b) { return a.path < b.path; });
   return Fingerprint(files, "");

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from typing import Callable
 
 import grpc
 import harness
@@ -41,12 +42,12 @@ class Answer:
 class Pending:
     """A request on its way."""
 
-    def __init__(self, call: grpc.Future) -> None:
-        self.sent = time.monotonic()
+    def __init__(self, send: Callable[[], grpc.Future]) -> None:
+        self.sent = time.monotonic()  # before: the server may see the request before send returns
         self.answered = 0.0
-        self.call = call
+        self.call = send()
         self._done = threading.Event()
-        call.add_done_callback(self._end)
+        self.call.add_done_callback(self._end)
 
     def _end(self, _: grpc.Future) -> None:
         self.answered = time.monotonic()
@@ -82,7 +83,7 @@ class Model:
         request.raw_input_contents.append(images.tobytes())
         for key, value in parameters.items():
             request.parameters[key].uint64_param = value
-        return Pending(self.stub.ModelInfer.future(request, timeout=deadline))
+        return Pending(lambda: self.stub.ModelInfer.future(request, timeout=deadline))
 
     def statistics(self) -> service_pb2.ModelStatistics:
         """What the server has counted."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import harness
 import pytest
@@ -74,3 +75,18 @@ def test_refusals_are_errors_by_code(repository, tmp_path):
     assert level["errors"]["UNAVAILABLE"]["count"] == level["failure_us"]["count"] > 50
     assert "queue" in level["errors"]["UNAVAILABLE"]["example"]
     assert 5 < level["latency_us"]["count"] < 60, "50 a second fit"
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_load(server, tmp_path):
+    for flag in ("json", "hgrm"):
+        started = time.monotonic()
+        done = harness.espalier(
+            "bench",
+            NAME,
+            f"--url={server.url}",
+            "--duration=30",
+            f"--{flag}={tmp_path}/none/report",
+            check=False,
+        )
+        assert done.returncode == 1 and "none/report" in done.stderr, done.stderr
+        assert time.monotonic() - started < 10

@@ -97,3 +97,21 @@ def test_a_broken_config_keeps_the_model(polled):
     (models / "m/config.pbtxt").write_text("max_batch_size: 2")
     serving.eventually(lambda: client.model_config("m").max_batch_size == 2)
     assert states(client)["m", "1"] == ("READY", "")
+
+
+def test_a_pipe_in_the_place_of_the_config_is_forgotten_with_it(polled):
+    _, client, models = polled
+    os.mkfifo(models / "m/config.pbtxt")
+    serving.eventually(lambda: "is a FIFO" in states(client)["m", "1"][1])
+    assert serving.factor_of(client, "m") == 1
+    (models / "m/config.pbtxt").unlink()
+    serving.eventually(lambda: states(client)["m", "1"] == ("READY", ""))
+
+
+def test_what_is_no_model_name_is_said_once(polled):
+    server, client, models = polled
+    (models / 'no "name"').mkdir()
+    for factor in (2, 3, 4):  # a look each, at the least
+        serving.write(models / "m/1/model.onnx", serving.scaling_model(factor))
+        serving.eventually(lambda factor=factor: answers(client, "m", factor))
+    assert server.log().count("not a model name") == 1

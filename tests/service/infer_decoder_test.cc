@@ -319,6 +319,17 @@ TEST(InferDecoderTest, KnownParametersOfTheWrongKindOrSignAreRefused) {
   EXPECT_EQ(error_of("mine", minus_one), "");
 }
 
+TEST(InferDecoderTest, CountsMayUseAllBitsOfAnUnsignedInteger) {
+  inference::ModelInferRequest request;
+  (*request.mutable_parameters())["priority"].set_uint64_param(UINT64_MAX);
+  (*request.mutable_parameters())["timeout"].set_uint64_param(uint64_t{1} << 63);
+  DecodedRequest decoded;
+  ASSERT_TRUE(Decode(request.SerializeAsString(), &decoded).ok());
+  EXPECT_EQ(decoded.parameter_error, "");
+  EXPECT_EQ(decoded.priority, UINT64_MAX);
+  EXPECT_EQ(decoded.timeout_micros, INT64_MAX);
+}
+
 TEST(InferDecoderTest, ParametersOfTensorsThatCannotBeMeantAreRefusedByName) {
   using Parameters = google::protobuf::Map<std::string, inference::InferParameter>;
   const auto error_of = [](auto set, bool of_output) {
@@ -357,7 +368,7 @@ TEST(InferDecoderTest, ParametersOfTensorsThatCannotBeMeantAreRefusedByName) {
                   "parameter 'shared_memory_offset': expected int64_param of at least 0, got "
                   "int64_param -1");
     EXPECT_THAT(with([](Parameters& p) { p["shared_memory_offset"].set_uint64_param(~0ull); }),
-                HasSubstr("got uint64_param -1"));
+                HasSubstr("got uint64_param 18446744073709551615"));
     EXPECT_THAT(with([](Parameters& p) { p["shared_memory_byte_size"].set_string_param("8"); }),
                 HasSubstr("expected int64_param of at least 0, got string_param '8'"));
     EXPECT_EQ(with([](Parameters& p) { p.erase("shared_memory_byte_size"); }),

@@ -162,6 +162,19 @@ TEST_F(ModelReloadTest, APolicyThatSelectsLessUnloadsTheRest) {
   EXPECT_THAT(manager_->ReadyVersions("m"), ElementsAre(1));
 }
 
+TEST_F(ModelReloadTest, AModelThatWasRefusedOnceIsNoReasonAfterAGoodLoad) {
+  AddModel("m", {1, 2});
+  StartAndWait();
+  EXPECT_FALSE(Load("m", {.config_json = R"({"max_batch_size": -3})"}).ok());
+  EXPECT_THAT(ReasonOf("m", 2), HasSubstr("max_batch_size is -3"));
+  EXPECT_TRUE(manager_->Unload("m").ok());
+  EXPECT_FALSE(Load("m", {.config_json = R"({"max_batch_size": -3})"}).ok());
+  EXPECT_THAT(ReasonOf("m", 1), HasSubstr("max_batch_size is -3"));
+  EXPECT_TRUE(Load("m").ok());
+  EXPECT_EQ(ReasonOf("m", 1), "not selected by the model's version_policy");
+  EXPECT_EQ(ReasonOf("m", 2), "");
+}
+
 TEST_F(ModelReloadTest, AConfigThatComesWithTheRequestReplacesTheFile) {
   AddModel("m", {1, 2});
   StartAndWait();

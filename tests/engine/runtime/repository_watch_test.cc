@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -100,6 +101,19 @@ TEST_F(RepositoryWatchTest, AFailedLoadIsTriedAgainWhenItsFilesHaveComeToRest) {
     EXPECT_THAT(Look(), IsEmpty()) << "a copy under way";
   }
   EXPECT_THAT(Look(), ElementsAre("m"));
+}
+
+TEST_F(RepositoryWatchTest, AFailedLoadIsTriedAgainWithoutWhatWasNoFile) {
+  const std::string config = directory_.path() + "/m/config.pbtxt";
+  Write("m", "first");
+  for (const bool link : {false, true}) {
+    ASSERT_EQ(link ? symlink("nowhere", config.c_str()) : mkfifo(config.c_str(), 0600), 0);
+    Begin(absl::InvalidArgumentError("config.pbtxt: expected a regular file"));
+    EXPECT_THAT(Look(), IsEmpty());
+    std::filesystem::remove(config);
+    Look();
+    EXPECT_THAT(Look(), ElementsAre("m")) << (link ? "link" : "pipe");
+  }
 }
 
 TEST_F(RepositoryWatchTest, WhatMayMendItselfIsTriedAgainAtGrowingIntervals) {
