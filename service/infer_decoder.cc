@@ -1,7 +1,5 @@
 #include "service/infer_decoder.h"
 
-#include <algorithm>
-
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "service/wire_reader.h"
@@ -66,8 +64,8 @@ struct Parameter {
     return kind == kUint64Param || (kind == kInt64Param && static_cast<int64_t>(bits) >= 0);
   }
   bool is_int64_count() const { return is_count() && bits <= INT64_MAX; }
-  // Cut at 2^63 - 1, which is for ever in microseconds.
-  int64_t count() const { return static_cast<int64_t>(std::min<uint64_t>(bits, INT64_MAX)); }
+  // Of an int64 count.
+  int64_t count() const { return static_cast<int64_t>(bits); }
 };
 
 void ReadParameterValue(WireReader& reader, Parameter& parameter) {
@@ -123,7 +121,8 @@ std::string Unexpected(const Parameter& parameter, absl::string_view expected) {
 // What is wrong with a parameter of the request that means something; empty: nothing.
 std::string CheckParameter(const Parameter& parameter) {
   const std::string& key = parameter.key;
-  if ((key == "timeout" || key == "priority") && !parameter.is_count())
+  if ((key == "timeout" && !parameter.is_int64_count()) ||
+      (key == "priority" && !parameter.is_count()))
     return Unexpected(parameter, "int64_param or uint64_param of at least 0");
   if (key == "sequence_id" && !parameter.is_count() && parameter.kind != kStringParam) {
     return Unexpected(parameter, "int64_param or uint64_param of at least 0, or string_param");
