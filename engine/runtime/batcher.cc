@@ -16,6 +16,13 @@ namespace {
 // core that its client needs.
 constexpr int64_t kSpinNanos = 20'000;
 
+// Patience in shares of the last run: the most that it may add, and what is a pause in a burst of clients
+// that come back, which is not less than what lies between two requests that one core brings. A whole run
+// instead of a quarter brought no more requests a second (4 layers of 4096, dense and 90 % sparse, 8 and
+// 64 clients, 2 cores).
+constexpr int64_t kPatienceShare = 4, kQuietShare = 16;
+constexpr int64_t kLeastQuietNanos = 50'000;
+
 void Pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -87,6 +94,7 @@ Refusal Batcher::Push(InferRequest* request) {
       result = Abandoned(*request, now);
     } else {
       waiting_.Add(request);
+      last_arrival_nanos_ = now;
       CountPendingLocked();
       wake = WakesLocked();
       if (const int64_t first = waiting_.deadlines().first_nanos(); first < armed_nanos_) {
@@ -105,7 +113,23 @@ bool Batcher::WakesLocked() const {
   // An instance that sleeps until the oldest request is due need not hear of each that comes, unless it
   // could complete a batch.
   return timed_sleepers_ == 0 || !policy_.preferred.empty() ||
-         waiting_.items() >= policy_.largest_merged();
+         waiting_.items() >= policy_.largest_merged() ||
+         (policy_.adapts() && waiting_.requests() >= expected_);
+}
+
+Patience Batcher::PatienceAfter(const Batch& last) const {
+  if (!policy_.adapts() || last.run_nanos == 0) return {};
+  const int64_t now = NowNanos();
+  return {static_cast<int64_t>(last.requests.size()) + last.waited_meanwhile, now,
+          now + last.run_nanos / kPatienceShare,
+          std::max(last.run_nanos / kQuietShare, kLeastQuietNanos)};
+}
+
+int64_t Batcher::DueLocked(const Patience& patience) const {
+  if (!policy_.adapts()) return waiting_.OldestArrival() + policy_.max_delay_nanos;
+  if (waiting_.requests() >= patience.expected) return 0;
+  return std::min(patience.until_nanos,
+                  std::max(last_arrival_nanos_, patience.begun_nanos) + patience.quiet_nanos);
 }
 
 void Batcher::Spin() const {
@@ -114,11 +138,12 @@ void Batcher::Spin() const {
 }
 
 bool Batcher::Next(Batch& batch) {
-  batch.requests.clear();
-  batch.items = 0;
   Refused refused;
-  Spin();
   bool wake = false;
+  const Patience patience = PatienceAfter(batch);
+  batch.requests.clear();
+  batch.items = batch.run_nanos = batch.waited_meanwhile = 0;
+  Spin();
   {
     std::unique_lock lock(mutex_);
     while (batch.requests.empty()) {
@@ -131,7 +156,7 @@ bool Batcher::Next(Batch& batch) {
         continue;
       }
       int64_t due = INT64_MAX;
-      if (const size_t count = CountLocked(now, &due); count > 0) {
+      if (const size_t count = CountLocked(patience, now, &due); count > 0) {
         TakeLocked(count, batch);
         continue;
       }
@@ -141,6 +166,7 @@ bool Batcher::Next(Batch& batch) {
         arrived_.wait(lock);
       } else {
         ++timed_sleepers_;
+        expected_ = patience.expected;
         arrived_.wait_for(lock, std::chrono::nanoseconds(due - now));
         --timed_sleepers_;
       }
@@ -154,14 +180,14 @@ bool Batcher::Next(Batch& batch) {
   return true;
 }
 
-size_t Batcher::CountLocked(int64_t now, int64_t* due_nanos) {
+size_t Batcher::CountLocked(const Patience& patience, int64_t now, int64_t* due_nanos) {
   if (waiting_.requests() == 0) return 0;
   const int64_t most = policy_.largest_merged();
   if (!policy_.preferred.empty()) {
     if (const size_t count = CountPreferredLocked(); count > 0) return count;
   }
   if (waiting_.items() < most) {
-    const int64_t due = waiting_.OldestArrival() + policy_.max_delay_nanos;
+    const int64_t due = DueLocked(patience);
     if (now < due) {
       *due_nanos = due;
       return 0;

@@ -8,7 +8,8 @@
 // A batch is closed under the lock, by the instance that will run it, so it cannot grow afterwards. It is
 // the longest run of requests, in serving order, that adds up to
 //   · the largest preferred size that can be formed, if one can;
-//   · else as much as fits, once no more fits or the oldest request has waited max_delay_nanos.
+//   · else as much as fits, once no more fits or the oldest request has waited max_delay_nanos;
+//   · with neither in the config, as much as fits, at once, or (Patience) a moment later.
 // What fits is max_batch_size or, where sizes are preferred, the largest of them; only a request alone may
 // exceed that. Requests are never cut. All requests of a version have the same types and shapes per item
 // (BindRequest refuses others), so any two of them may share a batch, whatever outputs they ask for.
@@ -46,6 +47,22 @@ struct Batch {
   absl::InlinedVector<InferRequest*, 4> requests;  // in serving order
   int64_t items = 0;
   uint64_t sequence = 0;  // of closing, from 0
+  // Filled by the instance, for the patience of its next Next: how long the model ran, and how many
+  // requests waited when it was done, before the first was answered.
+  int64_t run_nanos = 0;
+  int64_t waited_meanwhile = 0;
+};
+
+// How long an instance that comes back from a batch waits for company to what it finds, when the config
+// leaves that to the server. Clients that wait for an answer before they ask again come back in a burst
+// when a batch is answered, and the first of them alone would make a batch of one. So as many are waited
+// for as are known to be there, those just answered and those that waited meanwhile, no longer than they
+// keep coming and for a quarter of an execution at most. A lone client is one, and waits for nobody.
+struct Patience {
+  int64_t expected = 0;     // requests
+  int64_t begun_nanos = 0;  // when the last of the batch was answered
+  int64_t until_nanos = 0;
+  int64_t quiet_nanos = 0;  // without an arrival nobody else is coming
 };
 
 // Why a request that nobody waits for any more must not be executed: cancelled, or past its deadline.
@@ -67,8 +84,8 @@ class Batcher {
   // under the lock, so that simultaneous pushes cannot overshoot), kCancelled, kDeadline.
   Refusal Push(InferRequest* request);
 
-  // Waits for a batch and closes it; `batch` is overwritten. False, without one, once the batcher is
-  // closed.
+  // Waits for a batch and closes it; `batch`, this instance's last, is overwritten. False, without one,
+  // once the batcher is closed.
   bool Next(Batch& batch);
 
   // Waiting and later calls of Next return false when nothing is left.
@@ -95,9 +112,13 @@ class Batcher {
   void Answer(Refused& refused);
   // The timer's callback.
   int64_t OnTimer(int64_t now_nanos);
+  Patience PatienceAfter(const Batch& last) const;
+  // When what waits is a batch, if no more comes before.
+  int64_t DueLocked(const Patience& patience) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // How many requests, from the front, make the batch that may be closed now. 0: none yet, look again
   // when something comes or at *due_nanos.
-  size_t CountLocked(int64_t now_nanos, int64_t* due_nanos) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  size_t CountLocked(const Patience& patience, int64_t now_nanos, int64_t* due_nanos)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The same for requests that are preferred in certain sums; 0: only waiting decides.
   size_t CountPreferredLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakeLocked(size_t count, Batch& batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -115,6 +136,8 @@ class Batcher {
   PendingRequests waiting_ ABSL_GUARDED_BY(mutex_);
   int sleepers_ ABSL_GUARDED_BY(mutex_) = 0;
   int timed_sleepers_ ABSL_GUARDED_BY(mutex_) = 0;  // of these, those that wake when a batch is due
+  int64_t expected_ ABSL_GUARDED_BY(mutex_) = 0;    // of whoever sleeps with patience
+  int64_t last_arrival_nanos_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t armed_nanos_ ABSL_GUARDED_BY(mutex_) = INT64_MAX;  // what the timer knows
   uint64_t closed_batches_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<bool> closed_{false};

@@ -2,7 +2,7 @@
 //
 //   config.pbtxt                              here
 //   no dynamic_batching, or an empty one      what waits when an instance is free runs together, up to
-//                                             max_batch_size; nothing ever waits for company
+//                                             max_batch_size; how long for company, the batcher decides
 //   preferred_batch_size                      preferred: a batch is closed as soon as its requests add up
 //                                             to one of these, the largest that they can
 //   max_queue_delay_microseconds              how long the oldest request waits for that, or for a full batch
@@ -54,8 +54,10 @@ struct BatchingPolicy {
   // Largest batch of more than one request, and of one: a request alone may exceed what is preferred.
   int64_t largest_merged() const { return preferred.empty() ? max_batch_size : preferred.back(); }
   int64_t largest_request() const { return pads_to_preferred ? preferred.back() : max_batch_size; }
-  // Whether a request may be executed the moment it comes: nothing is gained by waiting.
+  // Whether a request may be executed the moment it comes.
   bool runs_at_once() const { return max_delay_nanos == 0 && !pads_to_preferred; }
+  // Whether the config leaves to the batcher how long requests wait for company.
+  bool adapts() const { return max_delay_nanos == 0 && preferred.empty(); }
 
   const QueuePolicy& policy_of(uint64_t level) const;
   uint64_t level_of(uint64_t asked) const {

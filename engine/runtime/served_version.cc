@@ -184,6 +184,8 @@ void ServedVersion::Execute(planner::ExecutionState& state, Batch& batch) {
     const int64_t copied_in = NowNanos();
     const absl::Status ran = Run(state, batch.items);
     const int64_t ran_at = NowNanos();
+    batch.run_nanos = ran_at - copied_in;
+    batch.waited_meanwhile = batcher_.pending();
     item = 0;
     for (InferRequest* request : batch.requests) {
       Outcome outcome = {request, ran.ok() ? CopyOutputs(state, *request, item) : ran};

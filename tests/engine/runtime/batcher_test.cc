@@ -53,6 +53,10 @@ class BatcherTest : public ::testing::Test {
   // The sizes of the requests of the next batch.
   std::vector<int64_t> Next() {
     Batch batch;
+    return Next(batch);
+  }
+  // The same for an instance that comes back from `batch`.
+  std::vector<int64_t> Next(Batch& batch) {
     EXPECT_TRUE(batcher_->Next(batch));
     std::vector<int64_t> sizes;
     int64_t items = 0;
@@ -96,6 +100,64 @@ TEST_F(BatcherTest, WithoutSettingsWhatWaitsRunsTogetherAtOnceUpToTheMaximum) {
   Push(8);
   EXPECT_THAT(Next(), ElementsAre(8));
   EXPECT_EQ(batcher_->pending(), 0);
+}
+
+// An instance's last batch: `answered` requests, a run of two seconds, `waited` requests at its end.
+Batch LongRun(int answered, int64_t waited) {
+  Batch batch;
+  batch.requests.resize(static_cast<size_t>(answered), nullptr);
+  batch.run_nanos = 2000 * kMilli;
+  batch.waited_meanwhile = waited;
+  return batch;
+}
+
+TEST_F(BatcherTest, ABusyInstanceWaitsForTheClientsThatItHasJustAnswered) {
+  Use(Greedy(8));
+  Batch batch = LongRun(2, 1);
+  Push(1);
+  std::thread clients([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    Push(1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    Push(1);
+  });
+  const int64_t began = NowNanos();
+  EXPECT_THAT(Next(batch), ElementsAre(1, 1, 1));
+  // Well before its patience ends: three were expected, and three are there.
+  EXPECT_LT(NowNanos() - began, 100 * kMilli);
+  clients.join();
+}
+
+TEST_F(BatcherTest, ClientsThatDoNotComeBackAreNotWaitedForLongerThanAPause) {
+  Use(Greedy(8));
+  Batch batch = LongRun(3, 0);
+  Push(1);
+  const int64_t began = NowNanos();
+  EXPECT_THAT(Next(batch), ElementsAre(1));
+  EXPECT_GE(NowNanos() - began, 100 * kMilli);  // a sixteenth of the run
+  EXPECT_LT(NowNanos() - began, 400 * kMilli);  // a quarter, which is the most, is 500
+}
+
+TEST_F(BatcherTest, ALoneClientIsNotHeldUpByPatience) {
+  Use(Greedy(8));
+  Batch batch = LongRun(1, 0);
+  Push(1);
+  const int64_t began = NowNanos();
+  EXPECT_THAT(Next(batch), ElementsAre(1));
+  EXPECT_LT(NowNanos() - began, 100 * kMilli);
+}
+
+TEST_F(BatcherTest, AFullBatchAndASetDelayLeaveNothingToPatience) {
+  Use(Greedy(2));
+  Batch batch = LongRun(2, 2);
+  const int64_t began = NowNanos();
+  PushAll({1, 1});
+  EXPECT_THAT(Next(batch), ElementsAre(1, 1));
+  Use({.max_batch_size = 8, .max_delay_nanos = 1});
+  batch = LongRun(8, 8);
+  Push(1);
+  EXPECT_THAT(Next(batch), ElementsAre(1));
+  EXPECT_LT(NowNanos() - began, 100 * kMilli);
 }
 
 TEST_F(BatcherTest, AModelThatDoesNotBatchRunsOneRequestAtATime) {
