@@ -35,6 +35,10 @@ class StreamTask final : public InferTask {
 
 namespace {
 
+// Answers that wait for their turn to be written. A client that does not read them is not read either:
+// otherwise sixteen such clients would hold all the requests that the server takes at once.
+constexpr size_t kMaxUnwritten = 16;
+
 bool WantsErrorsAsStatus(const grpc::CallbackServerContext& context) {
   const auto& headers = context.client_metadata();
   const auto found = headers.find("triton_grpc_error");
@@ -65,7 +69,8 @@ InferStream* InferStream::Open(ServiceState& state, grpc::CallbackServerContext&
 bool InferStream::StartWriteNow() const { return !writing_ && !outbox_.empty(); }
 
 bool InferStream::StartReadNow() const {
-  return !reading_ && !ending_ && !finished_ && in_flight_.size() < max_in_flight_;
+  return !reading_ && !ending_ && !finished_ && in_flight_.size() < max_in_flight_ &&
+         outbox_.size() < kMaxUnwritten;
 }
 
 // A read may still be running: it ends with the stream.

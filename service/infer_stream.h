@@ -7,8 +7,8 @@
 // Requests begin in the order in which they came, and are answered in the order in which the models
 // finish them. A request that fails is answered in its message and the stream goes on, unless the
 // client sent the header "triton_grpc_error: true", which asks for the error to end the stream.
-// From read to written a request counts as in flight; with `max_stream_requests_in_flight` of them
-// the stream is not read further, so that HTTP/2 holds the client back.
+// From read to written a request counts as in flight; with `max_stream_requests_in_flight` of them, or
+// when many answers are unwritten, the stream is not read further, so that HTTP/2 holds the client back.
 //
 // Ends     when the client has no more requests and all are answered; when the server drains (then
 //          UNAVAILABLE, after the answers to what was read); when the client cancels, which cancels

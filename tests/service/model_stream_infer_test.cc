@@ -279,6 +279,27 @@ TEST_F(ModelStreamInferTest, EveryMessageCountsAsARequestInFlight) {
   EXPECT_TRUE(Eventually([&] { return Infer(RawRequest()).ok(); }));
 }
 
+TEST_F(ModelStreamInferTest, AClientThatDoesNotReadLeavesRoomForOthers) {
+  options_.max_requests_in_flight = 64;  // fewer than a stream may have in flight
+  StartServer();
+  const auto stream = Open();
+  const std::string id(64 << 10, 'x');  // comes back with each answer
+  std::thread writer([&] {
+    for (int i = 0; i < 4000 && stream->Write(WithId(id)); ++i) {
+    }
+  });
+  // Until nothing moves any more.
+  for (int64_t before = -1; before != control_->runs || before < 16;) {
+    before = control_->runs;
+    absl::SleepFor(absl::Milliseconds(200));
+  }
+  EXPECT_LT(control_->runs, 4000);
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(Infer(RawRequest()).ok());
+  context_->TryCancel();
+  writer.join();
+  EXPECT_EQ(stream->Finish().error_code(), grpc::CANCELLED);
+}
+
 TEST_F(ModelStreamInferTest, StreamsAreCapped) {
   options_.max_streams = 1;
   StartServer();
