@@ -8,25 +8,12 @@
 #include "clients/cli/file.h"
 #include "clients/cli/npy.h"
 #include "tests/clients/fake_server.h"
+#include "tests/clients/run_line.h"
 
 namespace espalier::cli {
 namespace {
 
 using ::testing::HasSubstr;
-
-struct Outcome {
-  int code;
-  std::string out, err;
-};
-
-Outcome RunLine(std::vector<std::string> arguments) {
-  std::vector<const char*> pointers;
-  for (const std::string& argument : arguments) pointers.push_back(argument.c_str());
-  ::testing::internal::CaptureStdout();
-  ::testing::internal::CaptureStderr();
-  const int code = RunCommandLine(pointers);
-  return {code, ::testing::internal::GetCapturedStdout(), ::testing::internal::GetCapturedStderr()};
-}
 
 class CommandsTest : public ::testing::Test {
  protected:

@@ -9,26 +9,13 @@
 #include "absl/strings/str_cat.h"
 #include "clients/cli/command.h"
 #include "clients/cli/file.h"
+#include "tests/clients/run_line.h"
 
 namespace espalier::cli {
 namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
-
-struct Outcome {
-  int code;
-  std::string out, err;
-};
-
-Outcome RunLine(std::vector<std::string> arguments) {
-  std::vector<const char*> pointers;
-  for (const std::string& argument : arguments) pointers.push_back(argument.c_str());
-  ::testing::internal::CaptureStdout();
-  ::testing::internal::CaptureStderr();
-  const int code = RunCommandLine(pointers);
-  return {code, ::testing::internal::GetCapturedStdout(), ::testing::internal::GetCapturedStderr()};
-}
 
 class DeltaCommandsTest : public ::testing::Test {
  protected:
