@@ -197,7 +197,7 @@ class VersionStore {
   absl::Status MoveDelta(const VersionRecord& record) const;
 
   absl::StatusOr<std::vector<Edge>> EdgesBetween(int64_t from, int64_t to) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<std::vector<Edge>> EdgesAlong(const std::vector<int64_t>& path) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Journal> ReadEdge(const Edge& edge) const;

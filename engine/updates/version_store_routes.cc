@@ -25,6 +25,7 @@ absl::StatusOr<std::vector<VersionStore::Edge>> VersionStore::EdgesAlong(
 
 absl::StatusOr<std::vector<VersionStore::Edge>> VersionStore::EdgesBetween(int64_t from,
                                                                            int64_t to) const {
+  const std::lock_guard lock(mutex_);
   const auto path =
       WayTo(state_, from, [&](const VersionRecord& record) { return record.number == to; });
   if (path.empty()) {
@@ -43,11 +44,7 @@ absl::StatusOr<Journal> VersionStore::ReadEdge(const Edge& edge) const {
 absl::StatusOr<std::vector<JournalStep>> VersionStore::JournalsBetween(int64_t from,
                                                                        int64_t to) const {
   const std::shared_lock kept(files_kept_);
-  absl::StatusOr<std::vector<Edge>> edges;
-  {
-    const std::lock_guard lock(mutex_);
-    edges = EdgesBetween(from, to);
-  }
+  const absl::StatusOr<std::vector<Edge>> edges = EdgesBetween(from, to);
   if (!edges.ok()) return edges.status();
   std::vector<JournalStep> steps;
   for (const Edge& edge : *edges) {
@@ -61,11 +58,7 @@ absl::StatusOr<std::vector<JournalStep>> VersionStore::JournalsBetween(int64_t f
 absl::StatusOr<std::vector<StoredDelta>> VersionStore::DeltasBetween(int64_t from,
                                                                      int64_t to) const {
   const std::shared_lock kept(files_kept_);
-  absl::StatusOr<std::vector<Edge>> edges;
-  {
-    const std::lock_guard lock(mutex_);
-    edges = EdgesBetween(from, to);
-  }
+  const absl::StatusOr<std::vector<Edge>> edges = EdgesBetween(from, to);
   if (!edges.ok()) return edges.status();
   std::vector<StoredDelta> deltas;
   for (const Edge& edge : *edges) {
