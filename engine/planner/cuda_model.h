@@ -5,17 +5,10 @@
 
 #include "absl/status/statusor.h"
 #include "engine/graph/program.h"
-#include "engine/planner/plan.h"
 #include "engine/planner/prepared_model.h"
 #include "engine/tensor/cuda_device.h"
 
 namespace espalier::planner {
-
-// What a model's weights and other constants take, and would take as dense tensors of the file's types.
-struct WeightBytes {
-  size_t resident = 0, dense = 0;
-};
-WeightBytes CountWeights(const graph::Program& program, const ModelPlan& plan);
 
 // What floats of `program` are computed in on a GPU under `precision`.
 DType ComputeType(const graph::Program& program, formats::Precision precision);

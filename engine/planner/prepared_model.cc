@@ -1,6 +1,5 @@
 #include "engine/planner/prepared_model.h"
 
-#include <optional>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -8,59 +7,23 @@
 #include "engine/graph/executor.h"
 #include "engine/graph/lower.h"
 #include "engine/planner/cuda_model.h"
-#include "engine/planner/model_planner.h"
+#include "engine/planner/executor_model.h"
 
 namespace espalier::planner {
 namespace {
 
-class State final : public ExecutionState {
+class Model final : public ExecutorModel<graph::Executor, graph::ExecutorState> {
  public:
-  explicit State(std::unique_ptr<graph::ExecutorState> state) : state_(std::move(state)) {}
-  void* input(int i) override { return state_->input(i); }
-  const void* output(int i) const override { return state_->output(i); }
-  size_t arena_bytes() const override { return state_->bytes(); }
-  graph::ExecutorState& state() { return *state_; }
-
- private:
-  std::unique_ptr<graph::ExecutorState> state_;
-};
-
-class Model final : public PreparedModel {
- public:
-  explicit Model(graph::Program program) : program_(std::move(program)) {}
+  explicit Model(graph::Program program) : ExecutorModel(std::move(program)) {}
 
   absl::Status Plan(const Device& device, const PrepareOptions& options) {
     auto planned = PlanModel(program_, device, options);
     if (!planned.ok()) return planned.status();
-    plan_ = std::move(planned->plan);
-    weights_ = std::move(planned->weights);
-    bytes_ = CountWeights(program_, plan_);
-    executor_.emplace(program_, device, std::move(planned->buckets), std::move(planned->bindings));
+    Keep(*planned);
+    executor_ = std::make_unique<graph::Executor>(program_, device, std::move(planned->buckets),
+                                                  std::move(planned->bindings));
     return absl::OkStatus();
   }
-
-  const std::vector<formats::ValueInfo>& inputs() const override { return program_.inputs; }
-  const std::vector<formats::ValueInfo>& outputs() const override { return program_.outputs; }
-  const ModelPlan& plan() const override { return plan_; }
-  size_t weight_bytes() const override { return bytes_.resident; }
-  size_t dense_weight_bytes() const override { return bytes_.dense; }
-
-  absl::StatusOr<std::unique_ptr<ExecutionState>> NewState() const override {
-    auto state = executor_->NewState();
-    if (!state.ok()) return state.status();
-    return std::make_unique<State>(*std::move(state));
-  }
-
-  absl::Status Run(ExecutionState& state, int64_t batch) const override {
-    return executor_->Run(static_cast<State&>(state).state(), program_.batched ? batch : 1);
-  }
-
- private:
-  graph::Program program_;
-  ModelPlan plan_;
-  WeightBytes bytes_;
-  std::vector<std::shared_ptr<const ResidentWeight>> weights_;
-  std::optional<graph::Executor> executor_;
 };
 
 }  // namespace
