@@ -12,10 +12,13 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "engine/formats/model_graph.h"
 #include "engine/formats/precision.h"
 #include "engine/formats/weight_memory.h"
+#include "engine/formats/weight_source.h"
 #include "engine/planner/plan.h"
+#include "engine/planner/weight_edit.h"
 #include "engine/tensor/device.h"
 
 namespace espalier::planner {
@@ -70,6 +73,17 @@ class PreparedModel {
   // buffers to its output buffers, in the calling thread plus the device's. Bit-identical per item
   // in deterministic mode.
   virtual absl::Status Run(ExecutionState& state, int64_t batch) const = 0;
+
+  // Brings the weights to what `after` says, `edits` being all that differs: in place where the
+  // layout has room for it, else by building that one weight anew from `after`. Nothing runs on the
+  // model meanwhile; its states stay valid. FailedPrecondition when an element that is replaced is not
+  // what the edit says it was; Unimplemented when a changed tensor went through more than a layout on
+  // its way into the model: prepare the model from the new weights then. After any error the model is
+  // not to be used.
+  virtual absl::Status Edit(absl::Span<const TensorEdit> /*edits*/,
+                            const formats::WeightSource& /*after*/) {
+    return absl::UnimplementedError("this model's weights cannot be edited");
+  }
 };
 
 class ExecutionState {

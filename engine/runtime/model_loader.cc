@@ -86,8 +86,12 @@ class FileModelLoader final : public ModelLoader {
     const std::string folder = absl::StrCat(job.directory, "/", job.version);
     const std::string model_path = absl::StrCat(folder, "/", filename);
     const Read read = [&]() -> absl::StatusOr<formats::ModelGraph> {
-      return job.files == nullptr ? formats::ReadModel(model_path)
-                                  : formats::ReadModelInMemory(*job.files, filename, folder);
+      auto graph = job.files == nullptr ? formats::ReadModel(model_path)
+                                        : formats::ReadModelInMemory(*job.files, filename, folder);
+      if (!graph.ok() || job.weights == nullptr) return graph;
+      absl::Status status = formats::ReplaceWeights(*graph, *job.weights);
+      if (!status.ok()) return status;
+      return graph;
     };
     auto graph = read();
     // A model for GPUs may have to be read again: for the next GPU, or for the CPU.

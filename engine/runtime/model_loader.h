@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 #include "engine/formats/model_config.h"
 #include "engine/formats/reader.h"
+#include "engine/formats/weight_source.h"
 #include "engine/planner/prepared_model.h"
 #include "engine/runtime/labels.h"
 #include "engine/tensor/devices.h"
@@ -20,6 +21,7 @@ struct LoadJob {
   inference::ModelConfig config;  // as read from config.pbtxt; empty when there is none
   std::shared_ptr<const formats::FilesInMemory> files;  // in place of the version's folder, or null
   int64_t measure_budget_millis = 0;
+  std::shared_ptr<const formats::WeightSource> weights;  // in place of the file's own, or null
 };
 
 struct LoadedModel {

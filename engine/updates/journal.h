@@ -18,17 +18,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "engine/sparse/element_edit.h"
 #include "engine/updates/delta_file.h"
 #include "engine/updates/tensor_info.h"
 
 namespace espalier::updates {
 
-struct JournalEntry {
-  int64_t position;  // in the tensor, row-major
-  uint32_t old_bits, new_bits;
-
-  bool operator==(const JournalEntry&) const = default;
-};
+using JournalEntry = sparse::ElementEdit;
 
 struct TensorJournal {
   size_t tensor;                      // in the base's tensors()

@@ -1,0 +1,13 @@
+#include "engine/formats/weight_source.h"
+
+namespace espalier::formats {
+
+absl::Status ReplaceWeights(ModelGraph& graph, const WeightSource& weights) {
+  for (auto& [name, tensor] : graph.initializers) {
+    if (!weights.Has(name)) continue;
+    if (absl::Status status = weights.Read(name, tensor); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace espalier::formats
