@@ -19,7 +19,7 @@ OURS = {
     "engine/formats": ["engine/tensor", "kernels/base", "proto/inference/model_config"],
     "engine/graph": ["engine/formats", "engine/sparse", "engine/tensor", "kernels"],
     "engine/planner": ["engine/graph", "engine/formats", "engine/sparse", "engine/tensor", "kernels"],
-    "engine/runtime": ["engine/planner", "engine/graph", "engine/formats", "engine/sparse", "engine/tensor", "kernels",
+    "engine/runtime": ["engine/updates", "engine/planner", "engine/graph", "engine/formats", "engine/sparse", "engine/tensor", "kernels",
                        "proto/inference/model_config"],
     "engine/updates": ["engine/planner", "engine/graph", "engine/formats", "engine/sparse", "engine/tensor", "kernels"],
     "service": ["engine/runtime", "engine/updates", "engine/tensor", "kernels/base", "proto"],
