@@ -7,7 +7,7 @@ absl::Status ReplaceWeights(ModelGraph& graph, const WeightSource& weights) {
     if (!weights.Has(name)) continue;
     if (absl::Status status = weights.Read(name, tensor); !status.ok()) return status;
   }
-  return absl::OkStatus();
+  return weights.Verify();
 }
 
 }  // namespace espalier::formats

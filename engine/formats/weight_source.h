@@ -19,9 +19,11 @@ class WeightSource {
   // All elements, row-major, in `tensor`'s dtype and shape, which are the file's. InvalidArgument when
   // the source has another dtype or shape.
   virtual absl::Status Read(const std::string& initializer, Tensor& tensor) const = 0;
+  // Once a graph has what it wants: whether what was read is what the source promises.
+  virtual absl::Status Verify() const { return absl::OkStatus(); }
 };
 
-// Overwrites the initializers of `graph` that `weights` has.
+// Overwrites the initializers of `graph` that `weights` has, and lets it verify them.
 absl::Status ReplaceWeights(ModelGraph& graph, const WeightSource& weights);
 
 }  // namespace espalier::formats

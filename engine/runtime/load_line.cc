@@ -31,7 +31,8 @@ LoadLines::OperationPtr LoadLines::Next(const std::string& model) {
   };
   line.running = take();
   const auto plain = [](const LoadOperation& operation) {
-    return operation.request.plain() && operation.overtaken_here.empty();
+    return operation.turn == nullptr && operation.request.plain() &&
+           operation.overtaken_here.empty();
   };
   while (plain(*line.running) && !line.waiting.empty() && plain(*line.waiting.front())) {
     OperationPtr same = take();

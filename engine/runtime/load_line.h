@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/notification.h"
 #include "engine/runtime/load_request.h"
 
 namespace espalier::runtime {
@@ -28,6 +29,8 @@ struct LoadOperation {
   std::string model;
   LoadRequest request;
   std::vector<Done> done;
+  // Not null: no load, but somebody who wants none to run meanwhile (ModelManager::TakeTurn).
+  std::shared_ptr<absl::Notification> turn;
   bool at_start = false;
   int64_t measure_budget_millis = 0;  // at start; later decided when it runs
 

@@ -67,6 +67,8 @@ absl::Status ReadConfig(ModelLoader& loader, const LoadRequest& request, Inspect
   return absl::OkStatus();
 }
 
+}  // namespace
+
 FoundVersion InspectVersion(const LoadRequest& request, const Inspection& found, int64_t number,
                             const std::map<int64_t, VersionContent>& known) {
   FoundVersion version;
@@ -100,8 +102,6 @@ FoundVersion InspectVersion(const LoadRequest& request, const Inspection& found,
   }
   return version;
 }
-
-}  // namespace
 
 Inspection Inspect(ModelLoader& loader, const std::vector<std::string>& repositories,
                    const std::string& name, const LoadRequest& request,

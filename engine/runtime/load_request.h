@@ -28,6 +28,11 @@ struct LoadRequest {
 struct FoundVersion {
   VersionContent content;
   absl::Status status;  // why it cannot be loaded
+  // Updates of its weights (update_hooks.h).
+  int64_t source = 0;  // the version of the repository that its graph is of; 0: itself
+  std::shared_ptr<const formats::WeightSource> weights;  // null: the file's
+  bool leads = false;      // requests that name no version get it, whatever is above it
+  bool activates = false;  // its publication is an activation
 };
 
 struct Inspection {
@@ -37,7 +42,12 @@ struct Inspection {
   std::vector<int64_t> available;
   inference::ModelConfig config;
   std::map<int64_t, FoundVersion> selected;  // those to serve
+  std::map<int64_t, int64_t> superseded;     // those that are not, and by which
 };
+
+// One version of a model whose folder and config were found.
+FoundVersion InspectVersion(const LoadRequest& request, const Inspection& found, int64_t number,
+                            const std::map<int64_t, VersionContent>& known);
 
 // Looks at the model `name` in `repositories`; blocks as long as the file system does. `known` are
 // the contents of what is served: a version whose fingerprint is there is not read again.

@@ -26,7 +26,7 @@ struct LoadJob {
 
 struct LoadedModel {
   inference::ModelConfig config;  // complete
-  std::unique_ptr<const planner::PreparedModel> model;
+  std::unique_ptr<planner::PreparedModel> model;
   Labels labels;
 };
 

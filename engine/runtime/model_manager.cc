@@ -30,6 +30,7 @@ ModelManager::ModelManager(Options options, std::unique_ptr<ModelLoader> loader)
 
 ModelManager::~ModelManager() {
   if (watch_ != nullptr) watch_->Stop();
+  if (options_.updates != nullptr) options_.updates->Stop();
   std::vector<OperationPtr> dropped;
   std::vector<std::string> names;
   {
@@ -174,6 +175,7 @@ absl::Status ModelManager::Unload(absl::string_view name, std::optional<int64_t>
     ForgetLocked(std::string(name));
     if (lines_.empty()) idle_.notify_all();
   }
+  if (options_.updates != nullptr && !version) options_.updates->Unloaded(std::string(name));
   for (const OperationPtr& operation : overtaken) {
     for (Done& done : operation->done) {
       done(absl::AbortedError(
@@ -193,8 +195,16 @@ void ModelManager::Remove(const std::string& name) {
   (void)Unload(name);
 }
 
-absl::StatusOr<VersionHandle> ModelManager::ActiveLocked(absl::string_view name,
-                                                         const Model& model) const {
+absl::StatusOr<VersionHandle> ModelManager::ActiveLocked(absl::string_view name, const Model& model,
+                                                         bool or_canary) const {
+  if (const auto active = model.versions.find(model.active);
+      active != model.versions.end() && active->second.state == VersionState::kReady) {
+    if (model.canary == nullptr || !or_canary) return active->second.handle;
+    model.canary_due += model.canary_share;
+    if (model.canary_due < 1) return active->second.handle;
+    model.canary_due -= 1;
+    return model.canary;
+  }
   for (auto place = model.versions.rbegin(); place != model.versions.rend(); ++place) {
     if (place->second.state == VersionState::kReady) return place->second.handle;
   }
@@ -219,15 +229,17 @@ absl::StatusOr<VersionHandle> ModelManager::Find(absl::string_view name,
   const std::lock_guard lock(mutex_);
   const auto model = models_.find(name);
   if (model == models_.end()) return absl::NotFoundError(StrCat(Named(name), " is not found"));
-  if (version.empty()) return ActiveLocked(name, model->second);
+  if (version.empty()) return ActiveLocked(name, model->second, true);
   const auto found = model->second.versions.find(*number);
   if (found == model->second.versions.end()) {
     return absl::NotFoundError(StrCat(Named(name), " version ", *number, " is not found"));
   }
   if (found->second.state != VersionState::kReady) {
-    return absl::UnavailableError(StrCat(Named(name), " version ", *number,
-                                         " is not at ready state: it is ",
-                                         NameOf(found->second.state)));
+    const int64_t superseded_by = found->second.superseded_by;
+    return absl::UnavailableError(
+        StrCat(Named(name), " version ", *number, " is not at ready state: it is ",
+               NameOf(found->second.state),
+               superseded_by == 0 ? "" : StrCat(", superseded by version ", superseded_by)));
   }
   return found->second.handle;
 }

@@ -30,6 +30,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "engine/runtime/load_line.h"
@@ -37,6 +38,7 @@
 #include "engine/runtime/model_loader.h"
 #include "engine/runtime/repository_watch.h"
 #include "engine/runtime/served_version.h"
+#include "engine/runtime/update_hooks.h"
 #include "engine/runtime/version_state.h"
 #include "engine/runtime/worker_pool.h"
 
@@ -59,6 +61,8 @@ class ModelManager {
     // Called once, when every load that Start began has ended, well or not; on the control thread,
     // or in Start when there was nothing to load.
     std::function<void()> on_started;
+    // Who updates the weights of models that serve; outlives the manager, which stops it. Null: nobody.
+    UpdateHooks* updates = nullptr;
   };
 
   struct IndexEntry {
@@ -80,7 +84,8 @@ class ModelManager {
   // Whether every load that Start began has ended.
   bool started() const;
 
-  // The version to answer from; "" means the active one, the highest that is ready. Errors:
+  // The version to answer from; "" means the active one: what updates led to, else the highest that
+  // is ready; or its canary, for that one's share of the calls. Errors:
   // InvalidArgument for a version that is no number, NotFound for an unknown model or version,
   // Unavailable for one that is not ready.
   absl::StatusOr<VersionHandle> Find(absl::string_view model, absl::string_view version) const;
@@ -114,6 +119,45 @@ class ModelManager {
   // version.
   absl::Status Unload(absl::string_view model, std::optional<int64_t> version = std::nullopt);
 
+  // --- model_manager_update.cc: for who updates weights. These block; never called on a thread of
+  // the manager's, nor on one that answers requests. ---
+
+  // While it lives no load of the model begins, and none was running when it was taken.
+  class Turn {
+   public:
+    ~Turn();
+    Turn(const Turn&) = delete;
+
+   private:
+    friend class ModelManager;
+    Turn(ModelManager& manager, std::shared_ptr<LoadOperation> operation)
+        : manager_(manager), operation_(std::move(operation)) {}
+
+    ModelManager& manager_;
+    const std::shared_ptr<LoadOperation> operation_;
+  };
+  // Aborted when an unload overtook it.
+  absl::StatusOr<std::unique_ptr<Turn>> TakeTurn(const std::string& model);
+  // The active version, and how it was loaded (without weights). Errors as in Find.
+  struct Active {
+    VersionHandle version;
+    std::shared_ptr<const LoadJob> job;
+  };
+  absl::StatusOr<Active> FindActive(absl::string_view model) const;
+  // On a loader: in the background while models serve.
+  void InBackground(absl::FunctionRef<void()> work);
+  absl::StatusOr<LoadedModel> LoadModel(LoadJob job) { return loader_->Load(std::move(job)); }
+  // Makes a version of `model`, like the active one but for number and weights, and warms it up.
+  // Nobody sees it yet.
+  absl::StatusOr<VersionHandle> MakeVersion(const Active& like, int64_t number,
+                                            std::unique_ptr<planner::PreparedModel> model,
+                                            double load_seconds);
+  // The flip: `next` becomes the active version, `old`, which was, leaves service. Aborted, and
+  // nothing has changed, when it was not, or an unload came between.
+  absl::Status Supersede(const Turn& turn, const VersionHandle& old, const VersionHandle& next);
+  // `version` gets this share of the requests that name no version; null: nobody does.
+  void SetCanary(const std::string& model, VersionHandle version, double share);
+
  private:
   struct Version {
     VersionState state = VersionState::kUnknown;
@@ -123,11 +167,18 @@ class ModelManager {
     bool listed = false;     // in the repository, or selected though it is not
     int64_t resident = 0;    // which of the residents `handle` is or, in kUnloading, was
     int64_t ticket = 0;      // of the load that may publish here; 0: none
+    std::shared_ptr<const LoadJob>
+        job;                    // that the handle came from, or the one it was updated from
+    int64_t superseded_by = 0;  // in kUnavailable: the update that took its place
   };
   struct Model {
     std::string directory;  // empty: no repository has it
     std::string refused;    // why no version could be looked at; empty: fine
     std::map<int64_t, Version> versions;
+    int64_t active = 0;  // what updates led to; 0: nothing says so
+    VersionHandle canary;
+    double canary_share = 0;
+    mutable double canary_due = 0;  // above 1 the next request is the canary's
     std::shared_ptr<ModelLatency> latency = std::make_shared<ModelLatency>();
   };
   using OperationPtr = std::shared_ptr<LoadOperation>;
@@ -138,7 +189,18 @@ class ModelManager {
     int64_t began_nanos = 0;
     std::string directory;  // of the model; empty: files in memory
     VersionContent content;
+    bool leads = false, activates = false;  // see FoundVersion
+    std::shared_ptr<const LoadJob> job;
     std::shared_ptr<ModelLatency> latency;
+  };
+  // Deletes the last handle's version, on a loader.
+  struct Retirement {
+    ModelManager* manager;
+    int64_t resident;
+    void operator()(ServedVersion* last) const {
+      manager->control_.Schedule(
+          [manager = manager, last, resident = resident] { manager->Retire(last, resident); });
+    }
   };
 
   // --- model_manager_load.cc, in the order in which a load goes through them. C: on the control
@@ -148,11 +210,13 @@ class ModelManager {
   void Inspected(const OperationPtr& operation, Inspection found);             // C
   void LoadVersion(Loading loading, LoadJob job);                              // L
   void MakeInstances(Loading loading, absl::StatusOr<LoadedModel> loaded);     // C
+  absl::StatusOr<VersionHandle> MakeResident(ServedVersion::Options options);  // C
   void WarmUpVersion(Loading loading, VersionHandle version);                  // L
   void Publish(const Loading& loading, absl::StatusOr<VersionHandle> result);  // C
   void VersionDone(const OperationPtr& operation);                             // C
   void Finish(const OperationPtr& operation);                                  // C
   void Retire(ServedVersion* last, int64_t resident);                          // C
+  void OnControl(absl::FunctionRef<void()> work);
   // A model that its repository no longer has: unloaded, and then out of the index.
   void Remove(const std::string& name);
 
@@ -163,9 +227,12 @@ class ModelManager {
   static void Move(Version& version, VersionState to, std::string reason);
   // Moves a version that is ready or loading out of service.
   static VersionHandle UnloadVersionLocked(Version& version);
+  // The version that took the place of `old` and of what it had superseded.
+  static void PassOn(Model& model, int64_t old, int64_t next);
   // Drops versions, and the model, that are neither in a repository nor in use.
   void ForgetLocked(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<VersionHandle> ActiveLocked(absl::string_view name, const Model& model) const
+  absl::StatusOr<VersionHandle> ActiveLocked(absl::string_view name, const Model& model,
+                                             bool or_canary) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool AnyReadyLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Scan(std::vector<std::string>& to_load) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -53,6 +53,7 @@ void ModelManager::Move(Version& version, VersionState to, std::string reason) {
   }
   version.state = to;
   version.reason = std::move(reason);
+  version.superseded_by = 0;
 }
 
 VersionHandle ModelManager::UnloadVersionLocked(Version& version) {
@@ -74,7 +75,7 @@ void ModelManager::ForgetLocked(const std::string& name) {
     const VersionState state = entry.second.state;
     const bool idle = state == VersionState::kUnknown || state == VersionState::kUnavailable;
     in_use = in_use || !idle;
-    return idle && !entry.second.listed;
+    return idle && !entry.second.listed && entry.second.superseded_by == 0;
   });
   if (model.directory.empty() && !in_use) models_.erase(place);
 }
@@ -113,6 +114,7 @@ void ModelManager::BeginNext(const std::string& name) {
       if (lines_.empty()) idle_.notify_all();
       return;
     }
+    if (operation->turn != nullptr) return operation->turn->Notify();
     if (!operation->at_start && !AnyReadyLocked())
       operation->measure_budget_millis = options_.measure_budget_millis;
     if (const auto model = models_.find(name); model != models_.end()) {
@@ -124,6 +126,8 @@ void ModelManager::BeginNext(const std::string& name) {
   loaders_.Schedule([this, operation, known = std::move(known)] {
     Inspection found =
         Inspect(*loader_, options_.repositories, operation->model, operation->request, known);
+    if (options_.updates != nullptr)
+      options_.updates->Redirect(operation->model, operation->request, known, found);
     control_.Schedule([this, operation, found = std::move(found)]() mutable {
       Inspected(operation, std::move(found));
     });
@@ -172,6 +176,13 @@ std::vector<ModelManager::Loading> ModelManager::TakeOverLocked(const OperationP
       version.reason = "not selected by the model's version_policy";
   }
   model.refused.clear();
+  for (const auto& [number, by] : found.superseded) {
+    Version& version = model.versions[number];
+    if (version.state == VersionState::kUnknown || version.state == VersionState::kUnavailable) {
+      version.reason = StrCat("superseded by version ", by);
+      version.superseded_by = by;
+    }
+  }
   for (const auto& [number, selected] : found.selected) {
     operation->selected.insert(number);
     if (operation->overtaken_here.contains(number)) continue;
@@ -181,6 +192,7 @@ std::vector<ModelManager::Loading> ModelManager::TakeOverLocked(const OperationP
         version.content.digest == selected.content.digest) {
       version.content = selected.content;  // touched or copied anew, perhaps
       version.reason.clear();
+      if (selected.leads) model.active = number;
       continue;
     }
     if (version.state != VersionState::kReady) Move(version, VersionState::kLoading, "");
@@ -189,6 +201,8 @@ std::vector<ModelManager::Loading> ModelManager::TakeOverLocked(const OperationP
                        .version = number,
                        .ticket = version.ticket,
                        .content = selected.content,
+                       .leads = selected.leads,
+                       .activates = selected.activates,
                        .latency = model.latency});
   }
   operation->loading = static_cast<int>(to_load.size());
@@ -204,14 +218,14 @@ void ModelManager::Inspected(const OperationPtr& operation, Inspection found) {
   }
   if (to_load.empty()) return Finish(operation);
   for (Loading& loading : to_load) {
-    const absl::Status& status = found.selected[loading.version].status;
-    if (!status.ok()) {
-      Publish(loading, status);
+    FoundVersion& selected = found.selected[loading.version];
+    if (!selected.status.ok()) {
+      Publish(loading, selected.status);
       continue;
     }
     LoadJob job = {.model = operation->model,
                    .directory = found.directory,
-                   .version = loading.version,
+                   .version = selected.source != 0 ? selected.source : loading.version,
                    .config = found.config,
                    .measure_budget_millis = operation->measure_budget_millis};
     if (const auto files = operation->request.files.find(loading.version);
@@ -219,6 +233,8 @@ void ModelManager::Inspected(const OperationPtr& operation, Inspection found) {
       job.files = files->second;
       job.directory = StrCat("files given for '", operation->model, "'");
     }
+    loading.job = std::make_shared<LoadJob>(job);
+    job.weights = std::move(selected.weights);
     loaders_.Schedule([this, loading = std::move(loading), job = std::move(job)]() mutable {
       LoadVersion(std::move(loading), std::move(job));
     });
@@ -226,14 +242,17 @@ void ModelManager::Inspected(const OperationPtr& operation, Inspection found) {
 }
 
 void ModelManager::LoadVersion(Loading loading, LoadJob job) {
-  LogEvent(spdlog::level::info, "model loading", {{"model", job.model}, {"version", job.version}});
+  LogEvent(spdlog::level::info, "model loading",
+           {{"model", job.model}, {"version", loading.version}});
   loading.began_nanos = NowNanos();
+  if (options_.updates != nullptr) options_.updates->BeforeLoad(job.model);
+  const int64_t source = job.version;
   if (job.files == nullptr) loading.directory = job.directory;
   const inference::ModelConfig config = job.config;
   absl::StatusOr<LoadedModel> loaded = loader_->Load(std::move(job));
   // What was written to meanwhile is served, but not known: the next load reads it again.
   if (!loading.directory.empty()) {
-    const auto now = FingerprintOf(loading.directory, loading.version, config);
+    const auto now = FingerprintOf(loading.directory, source, config);
     if (!now.ok() || *now != loading.content.fingerprint) loading.content = {};
   }
   if (loaded.ok()) SetPlanParameters(*loaded->model, loaded->config);
@@ -244,35 +263,38 @@ void ModelManager::LoadVersion(Loading loading, LoadJob job) {
 
 void ModelManager::MakeInstances(Loading loading, absl::StatusOr<LoadedModel> loaded) {
   if (!loaded.ok()) return Publish(loading, loaded.status());
-  auto version = ServedVersion::Create(
-      {.name = loading.operation->model,
-       .version = loading.version,
-       .config = std::move(loaded->config),
-       .model = std::move(loaded->model),
-       .labels = std::move(loaded->labels),
-       .latency = loading.latency,
-       .default_max_pending = options_.default_max_pending,
-       .load_seconds = static_cast<double>(NowNanos() - loading.began_nanos) * 1e-9});
+  auto version =
+      MakeResident({.name = loading.operation->model,
+                    .version = loading.version,
+                    .config = std::move(loaded->config),
+                    .model = std::move(loaded->model),
+                    .labels = std::move(loaded->labels),
+                    .latency = loading.latency,
+                    .default_max_pending = options_.default_max_pending,
+                    .load_seconds = static_cast<double>(NowNanos() - loading.began_nanos) * 1e-9});
   if (!version.ok()) return Publish(loading, version.status());
-  // From here on it is a resident, whether it gets to serve or not.
-  int64_t resident = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    ++residents_;
-    resident = loading.ticket;
-  }
-  VersionHandle handle(version->release(), [this, resident](ServedVersion* last) {
-    control_.Schedule([this, last, resident] { Retire(last, resident); });
-  });
-  if (handle->config().model_warmup().empty()) return Publish(loading, std::move(handle));
+  VersionHandle handle = *std::move(version);
+  if (handle->config().model_warmup().empty() && !loading.activates)
+    return Publish(loading, std::move(handle));
   loaders_.Schedule([this, loading = std::move(loading), handle = std::move(handle)]() mutable {
     WarmUpVersion(std::move(loading), std::move(handle));
   });
 }
 
+absl::StatusOr<VersionHandle> ModelManager::MakeResident(ServedVersion::Options options) {
+  auto version = ServedVersion::Create(std::move(options));
+  if (!version.ok()) return version.status();
+  // From here on it is a resident, whether it gets to serve or not.
+  const std::lock_guard lock(mutex_);
+  ++residents_;
+  return VersionHandle(version->release(), Retirement{this, ++serial_});
+}
+
 void ModelManager::WarmUpVersion(Loading loading, VersionHandle version) {
-  const absl::Status status =
+  absl::Status status =
       WarmUp(version, loading.directory.empty() ? "" : StrCat(loading.directory, "/warmup"));
+  if (status.ok() && loading.activates && !loading.operation->overtaken)
+    status = options_.updates->BeforePublish(version->name(), version->version());
   control_.Schedule(
       [this, status, loading = std::move(loading), version = std::move(version)]() mutable {
         if (status.ok()) {
@@ -304,7 +326,9 @@ void ModelManager::Publish(const Loading& loading, absl::StatusOr<VersionHandle>
         version->reason.clear();
         replaced = std::exchange(version->handle, *result);
         version->content = loading.content;
-        version->resident = loading.ticket;
+        version->resident = std::get_deleter<Retirement>(*result)->resident;
+        version->job = loading.job;
+        if (loading.leads) model->second.active = loading.version;
       } else if (version->state == VersionState::kReady) {
         version->reason =
             StrCat("still served, as its new content does not load: ", status.message());
@@ -353,7 +377,12 @@ void ModelManager::Retire(ServedVersion* last, int64_t resident) {
   loaders_.ScheduleFirst([this, last, resident] {
     const std::string name = last->name();
     const int64_t number = last->version();
-    delete last;
+    auto model = ServedVersion::TakeModel(std::unique_ptr<ServedVersion>(last));
+    if (options_.updates != nullptr) {
+      options_.updates->Retired(last, std::move(model));
+    } else {
+      model.reset();
+    }
     LogEvent(spdlog::level::info, "model unloaded", {{"model", name}, {"version", number}});
     control_.Schedule([this, name, number, resident] {
       // No malloc_trim: what is large is a mapping of its own (buffer.h), and for the rest it would

@@ -18,6 +18,29 @@ namespace {
 // image through the MNIST models, 3 µs of computing: 43 µs above a bare echo with the two hand-overs).
 constexpr int64_t kQuickNanos = 50'000;
 
+// Of float elements: whether all are finite. Anything else is.
+bool AllFinite(DType dtype, const void* elements, size_t bytes) {
+  const auto all = [&]<typename Bits>(Bits exponent) {
+    const auto* bits = static_cast<const Bits*>(elements);
+    for (size_t i = 0; i < bytes / sizeof(Bits); ++i) {
+      if ((bits[i] & exponent) == exponent) return false;
+    }
+    return true;
+  };
+  switch (dtype) {
+    case DType::kFloat16:
+      return all(uint16_t{0x7c00});
+    case DType::kBFloat16:
+      return all(uint16_t{0x7f80});
+    case DType::kFloat32:
+      return all(uint32_t{0x7f800000});
+    case DType::kFloat64:
+      return all(uint64_t{0x7ff0000000000000});
+    default:
+      return true;
+  }
+}
+
 // The counts were checked when the config was read.
 int InstanceCount(const inference::ModelConfig& config, const planner::PreparedModel& model) {
   if (model.instances() > 0) return model.instances();
@@ -81,9 +104,19 @@ absl::Status ServedVersion::StartInstances() {
   return absl::OkStatus();
 }
 
-ServedVersion::~ServedVersion() {
+ServedVersion::~ServedVersion() { StopInstances(); }
+
+void ServedVersion::StopInstances() {
   batcher_.Close();
   for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+  instances_.clear();
+}
+
+std::unique_ptr<planner::PreparedModel> ServedVersion::TakeModel(
+    std::unique_ptr<ServedVersion> version) {
+  version->StopInstances();
+  return std::move(version->options_.model);
 }
 
 absl::Span<const std::string> ServedVersion::labels(int index) const {
@@ -184,6 +217,9 @@ void ServedVersion::Execute(planner::ExecutionState& state, Batch& batch) {
     const int64_t copied_in = NowNanos();
     const absl::Status ran = Run(state, batch.items);
     const int64_t ran_at = NowNanos();
+    if (watches_outputs_.load(std::memory_order_relaxed) && ran.ok() &&
+        IsNonfinite(state, batch.items))
+      nonfinite_batches_.fetch_add(1, std::memory_order_relaxed);
     batch.run_nanos = ran_at - copied_in;
     batch.waited_meanwhile = batcher_.pending();
     item = 0;
@@ -216,6 +252,18 @@ void ServedVersion::CopyInputs(planner::ExecutionState& state, const InferReques
       to += slice.size;
     }
   }
+}
+
+bool ServedVersion::IsNonfinite(planner::ExecutionState& state, int64_t items) const {
+  const auto finite = [&](const TensorSpec& spec, const void* elements) {
+    return AllFinite(spec.dtype, elements, static_cast<size_t>(items) * spec.item_bytes);
+  };
+  bool nonfinite = false;
+  for (size_t i = 0; i < signature_.outputs.size(); ++i)
+    nonfinite = nonfinite || !finite(signature_.outputs[i], state.output(static_cast<int>(i)));
+  for (size_t i = 0; nonfinite && i < signature_.inputs.size(); ++i)
+    nonfinite = finite(signature_.inputs[i], state.input(static_cast<int>(i)));
+  return nonfinite;
 }
 
 void ServedVersion::PadInputs(planner::ExecutionState& state, int64_t items,

@@ -10,6 +10,7 @@
 // on the thread that ModelManager chooses, never on an instance or a front end thread.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -38,7 +39,7 @@ class ServedVersion {
     std::string name;
     int64_t version = 0;
     inference::ModelConfig config;  // complete
-    std::unique_ptr<const planner::PreparedModel> model;
+    std::unique_ptr<planner::PreparedModel> model;
     Labels labels;
     std::shared_ptr<ModelLatency> latency;  // shared by the versions of a model
     int64_t default_max_pending = 0;        // when the config sets no max_queue_size; 0: no limit
@@ -50,6 +51,8 @@ class ServedVersion {
   static absl::StatusOr<std::unique_ptr<ServedVersion>> Create(Options options);
   // Answers what is still queued, joins the instances, frees the model.
   ~ServedVersion();
+  // The same, but for the model, which nothing runs on any more.
+  static std::unique_ptr<planner::PreparedModel> TakeModel(std::unique_ptr<ServedVersion> version);
 
   // Checks the request and queues it, or runs it at once when that is quick; it is answered through
   // Answer in every case, perhaps before Submit returns. `request->version` must be a handle of
@@ -70,7 +73,12 @@ class ServedVersion {
   const planner::PreparedModel& model() const { return *options_.model; }
   // Of the classes of output `index`; may be empty, or fewer than classes.
   absl::Span<const std::string> labels(int index) const;
+  const Labels& labels() const { return options_.labels; }
+  const std::shared_ptr<ModelLatency>& latency() const { return options_.latency; }
   const VersionStatistics& statistics() const { return statistics_; }
+  // From now on batches are counted whose floats went in finite and came out otherwise.
+  void WatchOutputs() { watches_outputs_.store(true, std::memory_order_relaxed); }
+  uint64_t nonfinite_batches() const { return nonfinite_batches_.load(std::memory_order_relaxed); }
   int64_t pending() const { return batcher_.pending(); }
   // The same by priority level, see Batcher.
   using LevelPending = Batcher::LevelPending;
@@ -83,6 +91,7 @@ class ServedVersion {
   ServedVersion(Options options, Signature signature, BatchingPolicy policy,
                 const formats::ModelSettings& settings);
   absl::Status StartInstances();
+  void StopInstances();
   // Running and being run: the thread of the instance, or a caller of Submit that borrows it.
   struct Instance {
     std::unique_ptr<planner::ExecutionState> state;
@@ -100,6 +109,8 @@ class ServedVersion {
   absl::Status Run(planner::ExecutionState& state, int64_t items);
   void CopyInputs(planner::ExecutionState& state, const InferRequest& request,
                   int64_t first_item) const;
+  // Whether an output has a NaN or an infinity where no input has.
+  bool IsNonfinite(planner::ExecutionState& state, int64_t items) const;
   // Zeros behind the last item, up to what is executed.
   void PadInputs(planner::ExecutionState& state, int64_t items, int64_t executed_items) const;
   absl::Status CopyOutputs(const planner::ExecutionState& state, InferRequest& request,
@@ -114,6 +125,8 @@ class ServedVersion {
   const BatchingPolicy policy_;
   const formats::ModelSettings settings_;
   VersionStatistics statistics_;
+  std::atomic<bool> watches_outputs_{false};
+  std::atomic<uint64_t> nonfinite_batches_{0};
   ArrivalGap arrival_gap_;
   std::unique_ptr<AnswerOrder> order_;  // null: answers leave as they come
   Batcher batcher_;

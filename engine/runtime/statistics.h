@@ -25,6 +25,10 @@ inline int64_t NowNanos() {
       .count();
 }
 
+inline double SecondsSince(int64_t began_nanos) {
+  return static_cast<double>(NowNanos() - began_nanos) * 1e-9;
+}
+
 // One line per phase of a request: enumerator, name in metrics.
 #define ESPALIER_PHASES(X)          \
   X(kQueue, "queue")                \

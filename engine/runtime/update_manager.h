@@ -19,63 +19,41 @@
 //          that matters. One update per model at a time: another one waits.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "engine/runtime/delta_folder.h"
+#include "engine/runtime/model_manager.h"
+#include "engine/runtime/update_hooks.h"
+#include "engine/runtime/update_line.h"
+#include "engine/runtime/update_probation.h"
+#include "engine/runtime/update_statistics.h"
+#include "engine/runtime/version_events.h"
 #include "engine/updates/signing.h"
 #include "engine/updates/version_store.h"
 
 namespace espalier::runtime {
 
-class ModelManager;
-
-// What is asked of a version after its activation. Zero values ask nothing.
-struct ProbationOptions {
-  absl::Duration duration;  // 0: the version is confirmed at once. Infinite: until Confirm
-  // Before the flip it answers this share of the requests that name no version, 0 to 1.
-  double canary_share = 0;
-  absl::Duration canary_duration;
-  double max_error_rate = 1;         // share of failed requests, beyond the old version's
-  double max_latency_ratio = 0;      // of the mean compute time over the old version's; 0: any
-  bool golden_requests = false;      // <model>/golden/ of the repository must pass before the flip
-};
-
-// One change of a version's state, as watchers see it.
-struct VersionEvent {
-  int64_t serial = 0;  // rises by one
-  int64_t seconds = 0;
-  std::string model;
-  int64_t version = 0;
-  updates::UpdateState state = updates::UpdateState::kReceiving;
-  std::string reason;
-};
-
 struct ModelVersions {
   updates::StoreState store;
-  int64_t serving = 0;   // what a request without a version gets
-  int64_t shadow = 0;    // the version the other resident copy is at; 0: there is none
-  int64_t staged = 0;    // ready to flip to; 0: none
+  int64_t serving = 0;  // what a request without a version gets
+  int64_t shadow = 0;   // the version the other resident copy is at; 0: there is none
+  int64_t staged = 0;   // ready to flip to; 0: none
 };
 
-// By model, for metrics.
-struct UpdateStatistics {
-  std::string model;
-  uint64_t staged = 0, activated = 0, rolled_back = 0, quarantined = 0;
-  std::vector<std::pair<std::string, uint64_t>> refused;  // by reason, a bounded set of words
-  uint64_t received_bytes = 0;
-  uint64_t edited = 0, rebuilt = 0;       // updates that went into the shadow in place, or anew
-  double stage_seconds = 0, commit_seconds = 0;  // sums
-  int64_t version = 0, sequence = 0;
-  bool on_probation = false;
-};
-
-class UpdateManager {
+class UpdateManager final : public UpdateHooks {
  public:
   struct Options {
     std::string state_dir;  // not empty
@@ -89,9 +67,10 @@ class UpdateManager {
     updates::FileSystem* files = &updates::PosixFileSystem();
   };
 
-  // `models` outlives it, and asks it which weights a model starts with (ModelManager::Options).
+  // It outlives `models`, whose options name it (ModelManager::Options), and which stops it. To be
+  // attached before they start.
   static absl::StatusOr<std::unique_ptr<UpdateManager>> Create(Options options);
-  ~UpdateManager();
+  ~UpdateManager() override;
   void Attach(ModelManager& models);
 
   // `file` is the SHA-256 of the delta's bytes. Returns the offset to go on at.
@@ -127,7 +106,94 @@ class UpdateManager {
                                                         absl::Time until) const;
   std::vector<UpdateStatistics> Statistics() const;
   // Ends waits and probations; what is staged stays so.
-  void Stop();
+  void Stop() override;
+
+  // For ModelManager.
+  void Redirect(const std::string& model, const LoadRequest& request,
+                const std::map<int64_t, VersionContent>& known, Inspection& found) override;
+  void BeforeLoad(const std::string& model) override;
+  absl::Status BeforePublish(const std::string& model, int64_t version) override;
+  void Unloaded(const std::string& model) override;
+  void Retired(const ServedVersion* version,
+               std::unique_ptr<planner::PreparedModel> model) override;
+
+ private:
+  using LinePtr = std::shared_ptr<UpdateLine>;
+  // What Stop waits for.
+  class Operation {
+   public:
+    explicit Operation(const UpdateManager& manager);
+    ~Operation();
+    Operation(const Operation&) = delete;
+    // Unavailable when the manager stops.
+    const absl::Status& status() const { return status_; }
+
+   private:
+    const UpdateManager& manager_;
+    absl::Status status_;
+  };
+  // A model whose store is open.
+  struct Opened {
+    std::unique_ptr<Operation> operation;
+    LinePtr line;
+    updates::VersionStore* store;
+  };
+  // One whose turn it is, with what serves.
+  struct Held {
+    std::unique_ptr<ModelManager::Turn> turn;
+    ModelManager::Active active;
+    updates::StoreState state;
+  };
+
+  explicit UpdateManager(Options options) : options_(std::move(options)) {}
+  absl::StatusOr<Opened> Open(absl::string_view model) const;
+  // NotFound for a model that was never loaded.
+  absl::StatusOr<LinePtr> Line(absl::string_view model) const;
+  std::vector<LinePtr> Lines() const;
+  bool stopping() const;
+
+  // --- update_manager.cc ---
+  updates::ReceivePolicy Policy() const;
+  absl::StatusOr<int64_t> StageFile(const Opened& opened, const updates::Digest& file, bool tell);
+  absl::StatusOr<int64_t> VerifyAndStage(const Opened& opened, const updates::Digest& file);
+  absl::Status MakeStagedReady(const Opened& opened, int64_t version);
+
+  // --- update_manager_decide.cc ---
+  absl::StatusOr<Held> Hold(const Opened& opened) const;
+  absl::Status CheckActivation(const updates::StoreState& state, int64_t version) const;
+  // The decision, then the flip; the decision is undone when the flip cannot be.
+  absl::Status Flip(const Opened& opened, const Held& held, const VersionHandle& next,
+                    absl::FunctionRef<absl::Status()> decide);
+  // Golden requests and canary. A version that fails is quarantined.
+  absl::Status Try(const Opened& opened, const Held& held, const VersionHandle& next,
+                   const ProbationOptions& terms);
+  std::string Canary(const Opened& opened, const Held& held, const VersionHandle& next,
+                     const ProbationOptions& terms);
+  // The active version, which has failed, is given up for good.
+  absl::Status Revert(const Opened& opened, int64_t version, const std::string& reason);
+
+  // --- update_manager_watch.cc ---
+  void JudgeUntilStopped();
+  void LookUntilStopped();
+  bool WaitFor(absl::Duration duration);  // false: the manager stops
+  void JudgeProbations();
+  void Judge(const Opened& opened, const OnProbation& probation);
+  void TakeDeltas(const Opened& opened, DeltaFolder& folder);
+  absl::Status TakeDelta(const Opened& opened, const DeltaFolder::File& file, bool first);
+  static int64_t StateOf(const Opened& opened);
+  absl::Status ReceiveFile(const std::string& model, const DeltaFolder::File& file);
+
+  const Options options_;
+  ModelManager* models_ = nullptr;
+  VersionEvents events_;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  std::map<std::string, LinePtr, std::less<>> lines_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, OnProbation> probations_ ABSL_GUARDED_BY(mutex_);  // by model
+  mutable int operations_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<std::string, DeltaFolder> folders_;  // by model; of the thread that looks into them
+  std::thread judge_, look_;
 };
 
 }  // namespace espalier::runtime

@@ -89,6 +89,8 @@ absl::Status Collect(const std::string& root, const std::string& path, int depth
   errno = 0;
   while (const dirent* entry = readdir(directory.get())) {
     if (entry->d_name[0] == '.') continue;
+    // Updates are received from there, one by one: they are no change of the model's files.
+    if (path == "." && absl::string_view(entry->d_name) == kDeltaFolder) continue;
     auto status =
         Collect(root, path == "." ? entry->d_name : absl::StrCat(path, "/", entry->d_name),
                 depth + 1, others, files);

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "engine/formats/model_config.h"
 #include "engine/formats/reader.h"
 
@@ -19,6 +20,9 @@ namespace espalier::runtime {
 
 // Files of a version that came with a request, by their path below the version's folder.
 using formats::FilesInMemory;
+
+// Of a model, for updates of its weights; no part of any version.
+inline constexpr absl::string_view kDeltaFolder = "deltas";
 
 struct VersionContent {
   std::string fingerprint;

@@ -152,6 +152,12 @@ absl::Status VersionStore::AdmitBase(const BaseVersion& base) {
   return Commit(std::move(next), event);
 }
 
+absl::Status VersionStore::AddBase(const BaseVersion& base) {
+  if (auto status = CheckNumber(base.number); !status.ok()) return status;
+  const std::lock_guard lock(mutex_);
+  return AdmitBase(base);
+}
+
 // Canaries ended with the process; a version on probation has so many starts to prove itself.
 absl::Status VersionStore::AfterRestart() {
   StoreState next = state_;

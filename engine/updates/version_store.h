@@ -130,6 +130,9 @@ class VersionStore {
   absl::Status Quarantine(int64_t number, absl::string_view reason);
   absl::Status Refuse(int64_t number, absl::string_view reason);
 
+  // A version of the repository that came after Open, on Open's terms.
+  absl::Status AddBase(const BaseVersion& base);
+
   StoreState List() const;
   // The newest, oldest first.
   absl::StatusOr<std::vector<AuditRecord>> Audit(size_t most) const;

@@ -1,0 +1,167 @@
+// What happens without being asked for: versions on probation are judged, deltas in folders taken up.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "engine/runtime/log.h"
+#include "engine/runtime/update_manager.h"
+#include "engine/runtime/version_content.h"
+
+namespace espalier::runtime {
+namespace {
+
+using updates::UpdateState;
+
+constexpr absl::Duration kTick = absl::Milliseconds(50);
+constexpr size_t kPieceBytes = 1 << 20;
+
+bool FailsForGood(const absl::Status& status) {
+  return absl::IsInvalidArgument(status) || absl::IsPermissionDenied(status) ||
+         absl::IsUnimplemented(status) || absl::IsAlreadyExists(status);
+}
+
+}  // namespace
+
+bool UpdateManager::WaitFor(absl::Duration duration) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, absl::ToChronoNanoseconds(duration), [this] { return stopping_; });
+  return !stopping_;
+}
+
+void UpdateManager::JudgeUntilStopped() {
+  while (WaitFor(kTick)) JudgeProbations();
+}
+
+void UpdateManager::LookUntilStopped() {
+  while (WaitFor(options_.poll_interval)) {
+    for (const LinePtr& line : Lines()) {
+      if (auto opened = Open(line->model()); opened.ok())
+        TakeDeltas(*opened, folders_[line->model()]);
+    }
+  }
+}
+
+void UpdateManager::JudgeProbations() {
+  for (const LinePtr& line : Lines()) {
+    auto opened = Open(line->model());
+    if (!opened.ok()) continue;
+    const updates::StoreState state = opened->store->List();
+    OnProbation probation;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto place = probations_.find(line->model());
+      const bool judged = place != probations_.end() && place->second.version == state.active;
+      if (state.confirmed) {
+        if (place != probations_.end()) probations_.erase(place);
+        continue;
+      }
+      // After a restart its own terms are not known any more, nor what it is to be compared with.
+      if (!judged) {
+        const ProbationOptions& terms = options_.probation;
+        if (terms.duration <= absl::ZeroDuration() || terms.duration == absl::InfiniteDuration())
+          continue;
+        probations_[line->model()] = {
+            .version = state.active, .terms = terms, .until = absl::Now() + terms.duration};
+      }
+      probation = probations_[line->model()];
+    }
+    Judge(*opened, probation);
+  }
+}
+
+void UpdateManager::Judge(const Opened& opened, const OnProbation& probation) {
+  const bool last = absl::Now() >= probation.until;
+  std::string failure;
+  if (const VersionHandle served = probation.served.lock(); served != nullptr) {
+    failure =
+        Breach(probation.terms, probation.old, Conduct::Of(*served).Since(probation.before), last);
+  }
+  absl::Status status;
+  if (!failure.empty()) {
+    status = Revert(opened, probation.version, failure);
+  } else if (last) {
+    status = opened.store->Confirm(probation.version);
+  }
+  // It is tried again at the next tick.
+  if (!status.ok()) {
+    LogEvent(spdlog::level::debug, "probation not ended",
+             {{"model", opened.line->model()}, {"reason", status.message()}});
+  }
+}
+
+// What a delta that does not fit may fit after: another version is active, or confirmed.
+int64_t UpdateManager::StateOf(const Opened& opened) {
+  const updates::StoreState state = opened.store->List();
+  return 2 * state.activations + (state.confirmed ? 1 : 0);
+}
+
+// --- deltas in the repository ----------------------------------------------------------------------
+
+absl::Status UpdateManager::ReceiveFile(const std::string& model, const DeltaFolder::File& file) {
+  auto offset = BeginReceive(model, file.digest, file.bytes);
+  if (!offset.ok()) return offset.status();
+  auto opened = formats::RegularFile::Open(file.path);
+  if (!opened.ok()) return opened.status();
+  const updates::FileSource source(*std::move(opened));
+  std::string piece;
+  for (uint64_t at = *offset; at < file.bytes; at += piece.size()) {
+    piece.resize(static_cast<size_t>(std::min<uint64_t>(kPieceBytes, file.bytes - at)));
+    if (auto status = source.ReadAt(at, piece.data(), piece.size()); !status.ok()) return status;
+    if (auto status = Append(model, file.digest, at, piece); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status UpdateManager::TakeDelta(const Opened& opened, const DeltaFolder::File& file,
+                                      bool first) {
+  const std::string& model = opened.line->model();
+  const updates::StoreState state = opened.store->List();
+  const updates::VersionRecord* known = state.Find(file.target);
+  const bool same = known != nullptr && known->weights == file.target_weights;
+  // It served, or was given up: that it still lies there asks for nothing.
+  if (same && known->state != UpdateState::kVerified && known->state != UpdateState::kStaged)
+    return absl::OkStatus();
+  absl::Status status = file.status;
+  if (status.ok() && !(same && known->state == UpdateState::kStaged)) {
+    status = ReceiveFile(model, file);
+    if (status.ok()) status = StageFile(opened, file.digest, first).status();
+    opened.line->Announce();
+  } else if (!status.ok() && first) {
+    opened.line->counts().AddRefused(status);
+  }
+  if (status.ok()) {
+    opened.line->counts().Add([&](UpdateStatistics& counts) { counts.staged += same ? 0 : 1; });
+    status = Activate(model, file.target);
+  }
+  if (!status.ok() && first) {
+    LogEvent(spdlog::level::warn, "delta of the repository not taken up",
+             {{"model", model}, {"file", file.path}, {"reason", status.message()}});
+  }
+  return status;
+}
+
+void UpdateManager::TakeDeltas(const Opened& opened, DeltaFolder& folder) {
+  const auto active = models_->FindActive(opened.line->model());
+  if (!active.ok() || active->job == nullptr || active->job->files != nullptr) return;
+  absl::StatusOr<std::vector<DeltaFolder::File>> files = std::vector<DeltaFolder::File>();
+  models_->InBackground([&] {
+    files = folder.Look(absl::StrCat(active->job->directory, "/", kDeltaFolder), StateOf(opened));
+  });
+  if (!files.ok()) {
+    LogEvent(spdlog::level::warn, "deltas of the repository cannot be looked at",
+             {{"model", opened.line->model()}, {"reason", files.status().message()}});
+    return;
+  }
+  for (const DeltaFolder::File& file : *files) {
+    if (stopping()) return;
+    const absl::Status status = TakeDelta(opened, file, folder.Note(file.name));
+    if (status.ok() || FailsForGood(status)) {
+      folder.Settle(file.name);
+    } else if (absl::IsFailedPrecondition(status)) {
+      folder.Wait(file.name, StateOf(opened));
+    }
+  }
+}
+
+}  // namespace espalier::runtime

@@ -1,0 +1,51 @@
+// update_statistics.h — what is counted of a model's updates.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+
+namespace espalier::runtime {
+
+// By model, for metrics.
+struct UpdateStatistics {
+  std::string model;
+  uint64_t staged = 0, activated = 0, rolled_back = 0, quarantined = 0;
+  std::vector<std::pair<std::string, uint64_t>> refused;  // by reason, a bounded set of words
+  uint64_t received_bytes = 0;
+  uint64_t edited = 0, rebuilt = 0;  // updates that went into the shadow in place, or anew
+  double stage_seconds = 0, commit_seconds = 0;  // sums
+  int64_t version = 0, sequence = 0;
+  bool on_probation = false;
+};
+
+// Why a delta was refused, as one word: see RefusalWord's source for the list.
+const char* RefusalWord(const absl::Status& status);
+
+// Thread-safe.
+class UpdateCounts {
+ public:
+  template <typename Change>
+  void Add(Change change) {
+    const std::lock_guard lock(mutex_);
+    change(counts_);
+  }
+  void AddRefused(const absl::Status& status) {
+    const std::lock_guard lock(mutex_);
+    ++refused_[RefusalWord(status)];
+  }
+  UpdateStatistics Read() const;
+
+ private:
+  mutable std::mutex mutex_;
+  UpdateStatistics counts_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, uint64_t> refused_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace espalier::runtime

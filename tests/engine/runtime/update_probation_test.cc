@@ -1,0 +1,203 @@
+// Versions that have to prove themselves: golden requests, canary, probation.
+#include "engine/runtime/update_probation.h"
+
+#include <cmath>
+#include <limits>
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "tests/engine/runtime/update_fixture.h"
+
+namespace espalier::runtime {
+namespace {
+
+using absl::StatusCode;
+using espalier::testing::Eventually;
+using espalier::testing::LinearWeights;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using updates::UpdateState;
+
+TEST(BreachTest, AVersionIsJudgedByWhatItDidBesideTheOneBefore) {
+  const ProbationOptions terms{.max_error_rate = 0.1, .max_latency_ratio = 2};
+  const Conduct old{.answered = 100, .failed = 0, .compute_nanos = 100'000};
+  EXPECT_THAT(Breach(terms, old, {.answered = 90, .failed = 10, .compute_nanos = 1}, false),
+              IsEmpty());
+  EXPECT_THAT(Breach(terms, old, {.answered = 89, .failed = 11}, false), HasSubstr("11 of 100"));
+  // Too few to say; at the end they have to do.
+  EXPECT_THAT(Breach(terms, old, {.answered = 1, .failed = 1}, false), IsEmpty());
+  EXPECT_THAT(Breach(terms, old, {.answered = 1, .failed = 1}, true), Not(IsEmpty()));
+  EXPECT_THAT(Breach(terms, old, {.answered = 20, .compute_nanos = 39'999}, false), IsEmpty());
+  EXPECT_THAT(Breach(terms, old, {.answered = 20, .compute_nanos = 40'020}, false),
+              HasSubstr("at most 2 times"));
+  EXPECT_THAT(Breach({}, old, {.answered = 20, .failed = 900, .compute_nanos = 1 << 30}, true),
+              IsEmpty());
+  EXPECT_THAT(Breach({}, old, {.nonfinite_batches = 1}, false), HasSubstr("NaN"));
+}
+
+class UpdateProbationTest : public espalier::testing::UpdateFixture {
+ protected:
+  static std::string Npy(const std::string& descr, const std::string& shape,
+                         const std::string& bytes) {
+    std::string header =
+        "{'descr': '" + descr + "', 'fortran_order': False, 'shape': " + shape + ", }";
+    header.resize((header.size() + 10) / 64 * 64 + 64 - 10, ' ');
+    header.back() = '\n';
+    std::string file("\x93NUMPY\x01\x00", 8);
+    file += static_cast<char>(header.size() & 255);
+    file += static_cast<char>(header.size() >> 8);
+    return file + header + bytes;
+  }
+  static std::string Bytes(const std::vector<float>& values) {
+    return {reinterpret_cast<const char*>(values.data()), values.size() * 4};
+  }
+  // What version `number` answers is what is expected.
+  void AddGolden(int64_t number) {
+    repository_.MakeDirectory("m/golden/one/inputs");
+    repository_.MakeDirectory("m/golden/one/outputs");
+    const std::vector<float> x = SomeInput(77);
+    repository_.Write("m/golden/one/inputs/x.npy", Npy("<f4", "(1, 24)", Bytes(x)));
+    repository_.Write("m/golden/one/outputs/y.npy",
+                      Npy("<f4", "(1, 16)", Bytes(publisher_.weights(number).Answer(x))));
+  }
+  void Stage(int64_t base, int64_t number) {
+    publisher_.MakeVersion(base, number);
+    ASSERT_EQ(*Push(publisher_.Delta(base, number)), number);
+  }
+};
+
+TEST_F(UpdateProbationTest, AVersionIsUnconfirmedUntilItIsConfirmed) {
+  StartServer();
+  Stage(1, 2);
+  ASSERT_TRUE(
+      updates_->Activate("m", 2, ProbationOptions{.duration = absl::InfiniteDuration()}).ok());
+  EXPECT_FALSE(Versions().store.confirmed);
+  EXPECT_TRUE(Counts().on_probation);
+  // The next one can be received meanwhile, but not served, and the way back stays at hand.
+  Stage(2, 3);
+  EXPECT_EQ(Versions().shadow, 1);
+  EXPECT_EQ(updates_->Activate("m", 3).code(), StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(updates_->Confirm("m", 2).ok());
+  ASSERT_TRUE(updates_->Activate("m", 3).ok());
+  EXPECT_EQ(Ask(), 3);
+}
+
+TEST_F(UpdateProbationTest, AVersionIsConfirmedWhenItsTimeIsUp) {
+  StartServer();
+  Stage(1, 2);
+  ASSERT_TRUE(
+      updates_->Activate("m", 2, ProbationOptions{.duration = absl::Milliseconds(30)}).ok());
+  EXPECT_TRUE(Eventually([&] { return Versions().store.confirmed; }));
+  EXPECT_EQ(Ask(), 2);
+}
+
+TEST_F(UpdateProbationTest, AVersionThatIsNotConfirmedInThreeStartsIsQuarantined) {
+  StartServer();
+  Stage(1, 2);
+  ASSERT_TRUE(
+      updates_->Activate("m", 2, ProbationOptions{.duration = absl::InfiniteDuration()}).ok());
+  for (int i = 0; i < 3; ++i) {
+    RestartServer();
+    EXPECT_EQ(Ask(), 2);
+  }
+  RestartServer();
+  EXPECT_EQ(Ask(), 1);
+  EXPECT_EQ(StateOf(2), UpdateState::kQuarantined);
+}
+
+TEST_F(UpdateProbationTest, AVersionThatFailsAGoldenRequestNeverServes) {
+  StartServer();
+  publisher_.MakeVersion(1, 2);
+  publisher_.MakeVersion(1, 3);
+  AddGolden(3);
+  const ProbationOptions terms{.golden_requests = true};
+  ASSERT_TRUE(Push(publisher_.Delta(1, 2)).ok());
+  const absl::Status status = updates_->Activate("m", 2, terms);
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("golden request 'one': output 'y'"));
+  EXPECT_EQ(StateOf(2), UpdateState::kQuarantined);
+  EXPECT_EQ(Ask(), 1);
+  // For ever, whoever sends it.
+  EXPECT_EQ(Push(publisher_.Delta(1, 2)).status().code(), StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(Push(publisher_.Delta(1, 3)).ok());
+  ASSERT_TRUE(updates_->Activate("m", 3, terms).ok());
+  EXPECT_EQ(Ask(), 3);
+}
+
+TEST_F(UpdateProbationTest, WithoutGoldenRequestsNoneCanBePassed) {
+  StartServer();
+  Stage(1, 2);
+  EXPECT_EQ(updates_->Activate("m", 2, ProbationOptions{.golden_requests = true}).code(),
+            StatusCode::kNotFound);
+  EXPECT_EQ(StateOf(2), UpdateState::kStaged);
+}
+
+TEST_F(UpdateProbationTest, ACanaryAnswersItsShareAndThenServes) {
+  StartServer();
+  Stage(1, 2);
+  absl::Status activated;
+  std::thread activating([&] {
+    activated = updates_->Activate(
+        "m", 2, ProbationOptions{.canary_share = 0.25, .canary_duration = absl::Milliseconds(500)});
+  });
+  EXPECT_TRUE(Eventually([&] { return StateOf(2) == UpdateState::kCanary; }));
+  EXPECT_TRUE(Eventually([&] { return Ask() == 2; }));
+  int by_canary = 0;
+  for (uint32_t i = 0; i < 40 && StateOf(2) == UpdateState::kCanary; ++i) by_canary += Ask(i) == 2;
+  EXPECT_EQ(by_canary, 10);
+  activating.join();
+  ASSERT_TRUE(activated.ok()) << activated;
+  EXPECT_EQ(Ask(), 2);
+  EXPECT_EQ(StateOf(2), UpdateState::kLive);
+}
+
+TEST_F(UpdateProbationTest, ACanaryThatAnswersNaNIsQuarantined) {
+  StartServer();
+  LinearWeights bad = publisher_.weights(1);
+  bad.w[3] = std::numeric_limits<float>::infinity();
+  publisher_.SetVersion(2, bad);
+  ASSERT_EQ(*Push(publisher_.Delta(1, 2)), 2);
+  absl::Status activated;
+  std::thread activating([&] {
+    activated = updates_->Activate(
+        "m", 2, ProbationOptions{.canary_share = 1, .canary_duration = absl::Seconds(30)});
+  });
+  EXPECT_TRUE(Eventually([&] { return StateOf(2) == UpdateState::kCanary; }));
+  const VersionHandle canary = *manager_->Find("m", "");
+  EXPECT_EQ(canary->version(), 2);
+  const std::vector<float> x = SomeInput(1);
+  espalier::testing::TestRequest request;
+  request.AddInput("x", "FP32", {1, 24}, Bytes(x));
+  request.Submit(canary);
+  ASSERT_TRUE(request.status().ok());
+  activating.join();
+  EXPECT_EQ(activated.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(activated.message()), HasSubstr("NaN"));
+  EXPECT_EQ(StateOf(2), UpdateState::kQuarantined);
+  EXPECT_EQ(Ask(), 1);
+}
+
+TEST_F(UpdateProbationTest, AVersionThatFailsRequestsOnProbationIsRevertedByItself) {
+  StartServer();
+  Stage(1, 2);
+  ASSERT_TRUE(
+      updates_
+          ->Activate("m", 2, ProbationOptions{.duration = absl::Seconds(60), .max_error_rate = 0.5})
+          .ok());
+  control_->runs_fail = true;
+  for (int i = 0; i < 20; ++i) {
+    espalier::testing::TestRequest request;
+    request.AddInput("x", "FP32", {1, 24}, Bytes(SomeInput(1)));
+    request.Submit(*manager_->Find("m", "2"));
+    EXPECT_EQ(request.status().code(), StatusCode::kInternal);
+  }
+  control_->runs_fail = false;
+  EXPECT_TRUE(Eventually([&] { return StateOf(2) == UpdateState::kQuarantined; }));
+  EXPECT_TRUE(Eventually([&] { return Versions().serving == 1; }));
+  EXPECT_EQ(Ask(), 1);
+  EXPECT_EQ(Counts().quarantined, 1u);
+}
+
+}  // namespace
+}  // namespace espalier::runtime
