@@ -142,12 +142,15 @@ absl::Status UpdateManager::TakeDelta(const Opened& opened, const DeltaFolder::F
 }
 
 void UpdateManager::TakeDeltas(const Opened& opened, DeltaFolder& folder) {
-  const auto active = models_->FindActive(opened.line->model());
-  if (!active.ok() || active->job == nullptr || active->job->files != nullptr) return;
+  std::string path;
+  {
+    // Held no longer: one delta's update waits for the version that another one's replaced.
+    const auto active = models_->FindActive(opened.line->model());
+    if (!active.ok() || active->job == nullptr || active->job->files != nullptr) return;
+    path = absl::StrCat(active->job->directory, "/", kDeltaFolder);
+  }
   absl::StatusOr<std::vector<DeltaFolder::File>> files = std::vector<DeltaFolder::File>();
-  models_->InBackground([&] {
-    files = folder.Look(absl::StrCat(active->job->directory, "/", kDeltaFolder), StateOf(opened));
-  });
+  models_->InBackground([&] { files = folder.Look(path, StateOf(opened)); });
   if (!files.ok()) {
     LogEvent(spdlog::level::warn, "deltas of the repository cannot be looked at",
              {{"model", opened.line->model()}, {"reason", files.status().message()}});

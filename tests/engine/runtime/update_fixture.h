@@ -56,6 +56,13 @@ struct LinearWeights {
   }
 };
 
+struct DeltaTerms {
+  int64_t sequence = 0;  // 0: the version's number
+  int64_t expires_seconds = 0;
+  std::string model;  // empty: the publisher's
+  std::vector<updates::PrivateKey> keys;
+};
+
 // Version 1 is the repository's; any other is made from one that exists.
 class LinearPublisher {
  public:
@@ -83,12 +90,6 @@ class LinearPublisher {
     Remember(version, std::move(next));
   }
   void SetVersion(int64_t version, LinearWeights weights) { Remember(version, std::move(weights)); }
-  struct DeltaTerms {
-    int64_t sequence = 0;  // 0: the version's number
-    int64_t expires_seconds = 0;
-    std::string model;  // empty: the publisher's
-    std::vector<updates::PrivateKey> keys;
-  };
   std::string Delta(int64_t base, int64_t version, const DeltaTerms& terms = {}) const {
     auto before = updates::Checkpoint::Open(FileOf(base));
     auto after = updates::Checkpoint::Open(FileOf(version));
