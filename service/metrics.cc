@@ -32,6 +32,7 @@ class Collector final : public prometheus::Collectable {
     CollectRpcs(families);
     CollectVersions(families);
     CollectQueuesAndMemory(families);
+    CollectDeviceWork(families);
     CollectLatencies(families);
     return families;
   }
@@ -175,6 +176,42 @@ class Collector final : public prometheus::Collectable {
       load.Add(labels, version->load_seconds());
     }
     for (Family* family : {&pending, &priority, &resident, &dense, &arena, &load})
+      family->MoveTo(families);
+  }
+
+  // Of models on GPUs, from their first run on.
+  void CollectDeviceWork(std::vector<MetricFamily>& families) const {
+    Family seconds("espalier_model_timed_device_seconds_total",
+                   "Time on the GPU, of the runs that were timed", MetricType::Counter);
+    Family flops("espalier_model_timed_flops_total",
+                 "Operations with non-zero weights, in these runs", MetricType::Counter);
+    Family bytes("espalier_model_timed_bytes_total",
+                 "Weights, inputs and outputs of linear layers, in these runs",
+                 MetricType::Counter);
+    Family flops_rate("espalier_model_flops_per_second", "Achieved on the GPU since the load",
+                      MetricType::Gauge);
+    Family bytes_rate("espalier_model_bytes_per_second", "Achieved on the GPU since the load",
+                      MetricType::Gauge);
+    Family peak(
+        "espalier_model_peak_ratio",
+        "Share of the arithmetic and of the memory bandwidth that the GPU reached at its best",
+        MetricType::Gauge);
+    for (const runtime::VersionHandle& version : state_.models.AllReady()) {
+      const auto work = version->model().device_work();
+      if (work.seconds <= 0) continue;
+      const Labels labels = LabelsOf(*version);
+      seconds.Add(labels, work.seconds);
+      flops.Add(labels, work.flops);
+      bytes.Add(labels, work.bytes);
+      flops_rate.Add(labels, work.flops / work.seconds);
+      bytes_rate.Add(labels, work.bytes / work.seconds);
+      const auto share = [&](const char* bound, double done, double best) {
+        if (best > 0) peak.Add(With(labels, "bound", bound), done / work.seconds / best);
+      };
+      share("compute", work.flops, work.peak.flops);
+      share("memory", work.bytes, work.peak.bytes);
+    }
+    for (Family* family : {&seconds, &flops, &bytes, &flops_rate, &bytes_rate, &peak})
       family->MoveTo(families);
   }
 

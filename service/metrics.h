@@ -24,6 +24,13 @@
 //   espalier_model_dense_weight_bytes{model,version}
 //   espalier_model_arena_bytes{model,version}
 //   espalier_model_load_seconds{model,version}
+//   espalier_model_timed_device_seconds_total{model,version}   of the runs on a GPU that were timed,
+//   espalier_model_timed_flops_total{model,version}            one in sixteen: rate(flops) /
+//   espalier_model_timed_bytes_total{model,version}            rate(seconds) is what was achieved
+//   espalier_model_flops_per_second{model,version}             the same since the load: useful flops
+//   espalier_model_bytes_per_second{model,version}             and bytes of the linear layers
+//   espalier_model_peak_ratio{model,version,bound}             of what the GPU reached at its best at
+//                                                              load, bound compute | memory
 //   espalier_model_loads_total{code}                loads that have ended, by outcome
 //   process_…                                       memory, CPU, files, threads, start
 //

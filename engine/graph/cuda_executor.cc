@@ -24,7 +24,8 @@ CudaExecutor::CudaExecutor(const Program& program, const CudaDevice& device,
       device_(device),
       buckets_(std::move(buckets)),
       bindings_(std::move(bindings)),
-      arena_(PlanArena(program, buckets_.back())) {
+      arena_(PlanArena(program, buckets_.back())),
+      timed_(buckets_.size()) {
   for (size_t b = 0; b < buckets_.size(); ++b) {
     for (const LinearOp* linear : program.linears) {
       const LinearBinding& binding = bindings_[b][linear->layer()];
@@ -63,9 +64,11 @@ absl::Status CudaExecutor::Allocate(CudaExecutorState& state) const {
     if (made.ok()) handle = *std::move(made);
     return made.status();
   };
-  for (absl::Status status : {place(device_.Allocate(arena_.bytes), state.arena_),
-                              place(device_.Allocate(scratch_bytes_), state.scratch_),
-                              place(device_.NewStream(), state.stream_)}) {
+  for (absl::Status status :
+       {place(device_.Allocate(arena_.bytes), state.arena_),
+        place(device_.Allocate(scratch_bytes_), state.scratch_),
+        place(device_.NewStream(), state.stream_), place(device_.NewEvent(), state.begin_),
+        place(device_.NewEvent(), state.end_)}) {
     if (!status.ok()) return status;
   }
   state.host_inputs_.resize(program_.inputs.size());
@@ -181,14 +184,48 @@ absl::Status CudaExecutor::Replay(CudaExecutorState& state, size_t bucket) const
                                                             buckets_[bucket]));
 }
 
+absl::Status CudaExecutor::ReplayTimed(CudaExecutorState& state, size_t bucket,
+                                       int64_t batch) const {
+  const auto& module = device_.module();
+  void* stream = state.stream_.get();
+  float micros = 0;
+  kernels::KernelStatus status = module.record_event(state.begin_.get(), stream);
+  if (status.ok()) status = module.launch_graph(state.graphs_[bucket].get(), stream);
+  if (status.ok()) status = module.record_event(state.end_.get(), stream);
+  if (status.ok()) status = module.synchronize_stream(stream);
+  if (status.ok()) status = module.elapsed_micros(state.begin_.get(), state.end_.get(), &micros);
+  if (!status.ok()) {
+    return device_.Explain(status,
+                           absl::StrCat(program_.source, " at batch up to ", buckets_[bucket]));
+  }
+  Counters& counters = timed_[bucket];
+  counters.runs.fetch_add(1, std::memory_order_relaxed);
+  counters.items.fetch_add(batch, std::memory_order_relaxed);
+  counters.nanos.fetch_add(static_cast<uint64_t>(micros * 1000), std::memory_order_relaxed);
+  return absl::OkStatus();
+}
+
+std::vector<TimedRuns> CudaExecutor::timed_runs() const {
+  std::vector<TimedRuns> all;
+  for (const Counters& counters : timed_) {
+    const auto value = [](const std::atomic<uint64_t>& counter) {
+      return static_cast<double>(counter.load(std::memory_order_relaxed));
+    };
+    all.push_back({value(counters.runs), value(counters.items), value(counters.nanos) * 1e-9});
+  }
+  return all;
+}
+
 absl::Status CudaExecutor::Run(CudaExecutorState& state, int64_t batch) const {
   if (batch < 1 || batch > buckets_.back()) {
     return absl::InvalidArgumentError(
         absl::StrCat("batch ", batch, " is outside [1, ", buckets_.back(), "]"));
   }
   if (absl::Status status = device_.Use(); !status.ok()) return status;
-  return Replay(state,
-                std::lower_bound(buckets_.begin(), buckets_.end(), batch) - buckets_.begin());
+  const size_t bucket =
+      std::lower_bound(buckets_.begin(), buckets_.end(), batch) - buckets_.begin();
+  return state.runs_++ % kTimedEvery == 0 ? ReplayTimed(state, bucket, batch)
+                                          : Replay(state, bucket);
 }
 
 }  // namespace espalier::graph

@@ -10,6 +10,7 @@
 // which harms nobody, because no op mixes the items of a batch.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <set>
 #include <tuple>
@@ -21,6 +22,13 @@
 #include "engine/tensor/cuda_device.h"
 
 namespace espalier::graph {
+
+// The runs of one bucket that were timed: the first of every state, then one in kTimedEvery.
+struct TimedRuns {
+  double runs = 0, items = 0;
+  double seconds = 0;  // on the device, from the first copy in to the last copy out
+};
+inline constexpr uint32_t kTimedEvery = 16;  // two events take the host 2 µs
 
 // One user at a time.
 class CudaExecutorState {
@@ -34,10 +42,11 @@ class CudaExecutorState {
   friend class CudaExecutor;
   // Destroyed in reverse: graphs before what they touch.
   std::vector<CudaHandle> host_inputs_, host_outputs_, inputs_, outputs_;
-  CudaHandle arena_, scratch_, stream_;
+  CudaHandle arena_, scratch_, stream_, begin_, end_;
   std::vector<CudaHandle> graphs_;  // per bucket
   std::vector<void*> values_;
   kernels::KernelContext context_;
+  uint32_t runs_ = 0;
 };
 
 class CudaExecutor {
@@ -54,7 +63,8 @@ class CudaExecutor {
   // 1 <= batch <= the last bucket, else InvalidArgument. Unavailable when the device is lost.
   absl::Status Run(CudaExecutorState& state, int64_t batch) const;
 
-  size_t constant_bytes() const;  // on the device
+  size_t constant_bytes() const;              // on the device
+  std::vector<TimedRuns> timed_runs() const;  // per bucket, of all states
 
  private:
   CudaExecutor(const Program& program, const CudaDevice& device, std::vector<int64_t> buckets,
@@ -67,6 +77,7 @@ class CudaExecutor {
   absl::Status EnqueueCopies(CudaExecutorState& state, size_t bucket, Value::Role role) const;
   absl::Status EnqueueSteps(const CudaExecutorState& state, size_t bucket) const;
   absl::Status Replay(CudaExecutorState& state, size_t bucket) const;
+  absl::Status ReplayTimed(CudaExecutorState& state, size_t bucket, int64_t batch) const;
 
   const Program& program_;
   const CudaDevice& device_;
@@ -79,6 +90,10 @@ class CudaExecutor {
   using Problem = std::tuple<const kernels::LinearVariant*, int64_t, int64_t, int64_t, bool,
                              kernels::Activation, int64_t, int64_t>;
   mutable std::set<Problem> settled_;
+  struct Counters {
+    std::atomic<uint64_t> runs{0}, items{0}, nanos{0};
+  };
+  mutable std::vector<Counters> timed_;  // per bucket
 };
 
 }  // namespace espalier::graph

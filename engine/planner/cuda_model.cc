@@ -5,6 +5,7 @@
 
 #include "engine/graph/cuda_executor.h"
 #include "engine/graph/device_forms.h"
+#include "engine/planner/device_peak.h"
 #include "engine/planner/executor_model.h"
 
 namespace espalier::planner {
@@ -19,6 +20,8 @@ class CudaModel final : public ExecutorModel<graph::CudaExecutor, graph::CudaExe
     graph::PrepareForDevice(program_, compute);
     auto planned = PlanModel(program_, device, options, compute);
     if (!planned.ok()) return planned.status();
+    if (options.measure_peak) peak_ = MeasuredPeak(device, compute);
+    CountWork(planned->plan, SizeOf(compute));
     Keep(*planned);
     auto executor = graph::CudaExecutor::Create(program_, device, std::move(planned->buckets),
                                                 std::move(planned->bindings));
@@ -26,6 +29,37 @@ class CudaModel final : public ExecutorModel<graph::CudaExecutor, graph::CudaExe
     executor_ = *std::move(executor);
     return absl::OkStatus();
   }
+
+  DeviceWork device_work() const override {
+    DeviceWork work;
+    work.peak = peak_;
+    const std::vector<graph::TimedRuns> runs = executor_->timed_runs();
+    for (size_t b = 0; b < runs.size(); ++b) {
+      work.seconds += runs[b].seconds;
+      work.flops += runs[b].items * item_flops_;
+      work.bytes += runs[b].items * item_bytes_;
+      if (!weight_bytes_.empty()) work.bytes += runs[b].runs * weight_bytes_[b];
+    }
+    return work;
+  }
+
+ private:
+  void CountWork(const ModelPlan& plan, size_t element_bytes) {
+    for (const LayerPlan& layer : plan.layers) {
+      const auto size = static_cast<double>(layer.out) * static_cast<double>(layer.in);
+      const double tokens = static_cast<double>(layer.buckets[0].tokens) /
+                            static_cast<double>(layer.buckets[0].batch);  // of an item
+      item_flops_ += 2 * (1 - layer.sparsity) * size * tokens;
+      item_bytes_ += tokens * static_cast<double>((layer.out + layer.in) * element_bytes);
+      weight_bytes_.resize(layer.buckets.size());
+      for (size_t b = 0; b < layer.buckets.size(); ++b)
+        weight_bytes_[b] += static_cast<double>(layer.buckets[b].chosen.weight_bytes);
+    }
+  }
+
+  DevicePeak peak_;
+  double item_flops_ = 0, item_bytes_ = 0;
+  std::vector<double> weight_bytes_;  // per bucket; empty without linear layers
 };
 
 }  // namespace

@@ -43,6 +43,22 @@ struct PrepareOptions {
   // Total time for measuring candidates at load, without the time spent waiting while other loads
   // measure; what is left unmeasured is decided by the cost model.
   int64_t measure_budget_millis = 3000;
+  // On a GPU: measures what DeviceWork::peak says, once for each kind of GPU and type in this process.
+  bool measure_peak = false;
+};
+
+// What a device reaches at its best; 0: not measured.
+struct DevicePeak {
+  double flops = 0;  // a second, in the type that the model computes in
+  double bytes = 0;  // a second, of memory
+};
+
+// What the linear layers of a model did in the runs that were timed, and what their device can do: achieved rates are
+// flops / seconds and bytes / seconds. Flops are of non-zero weights and of items that were asked for; bytes are weights as
+// they are stored, and x and y. Seconds are the device's, of the whole run, copies and other layers included.
+struct DeviceWork {
+  double seconds = 0, flops = 0, bytes = 0;
+  DevicePeak peak;
 };
 
 // Per-instance memory: input and output buffers and all activations, sized for max_batch_size at
@@ -68,6 +84,9 @@ class PreparedModel {
   // How many instances its devices are meant for; 0: as many as the config says.
   virtual int instances() const { return 0; }
   virtual absl::StatusOr<std::unique_ptr<ExecutionState>> NewState() const = 0;
+
+  // Of all replicas and instances. Nothing (seconds = 0) on the CPU, whose time is the callers'.
+  virtual DeviceWork device_work() const { return {}; }
 
   // Runs `batch` items, 1 ≤ batch ≤ max_batch_size (ignored when it is 0), from the state's input
   // buffers to its output buffers, in the calling thread plus the device's. Bit-identical per item

@@ -41,6 +41,18 @@ class ReplicatedModel final : public PreparedModel {
   }
   int instances() const override { return static_cast<int>(placement_.size()); }
 
+  DeviceWork device_work() const override {
+    DeviceWork all;
+    for (const auto& replica : replicas_) {
+      const DeviceWork work = replica->device_work();
+      all.seconds += work.seconds;
+      all.flops += work.flops;
+      all.bytes += work.bytes;
+      all.peak = work.peak;
+    }
+    return all;
+  }
+
   absl::StatusOr<std::unique_ptr<ExecutionState>> NewState() const override {
     const int replica = placement_[next_.fetch_add(1) % placement_.size()];
     auto state = replicas_[replica]->NewState();

@@ -120,6 +120,7 @@ class FileModelLoader final : public ModelLoader {
     options.plan_cache_dir =
         plan_cache_dir_.empty() ? std::string(planner::kPlansInMemory) : plan_cache_dir_;
     options.measure_budget_millis = job.measure_budget_millis;
+    options.measure_peak = true;
     auto model = Prepare(*std::move(graph), read, *placement, options);
     if (!model.ok()) return model.status();
     return LoadedModel{*std::move(config), *std::move(model), *std::move(labels)};

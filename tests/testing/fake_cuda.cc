@@ -97,6 +97,7 @@ KernelStatus DeviceInfo(int, CudaDeviceInfo* info) {
   info->compute_major = device->compute_major;
   info->compute_minor = device->compute_minor;
   info->driver_version = 13000;
+  info->multiprocessors = 2;
   info->memory_bytes = device->memory_bytes;
   info->free_bytes = device->memory_bytes - device->allocated_bytes();
   return Alive();

@@ -152,6 +152,25 @@ TEST_F(CudaModelTest, EveryGraphHasRunBeforeAnybodyIsServed) {
   EXPECT_EQ(fake_.launches - launched, 4);
 }
 
+TEST_F(CudaModelTest, WorkOfTimedRunsIsWhatNonZerosAndItemsComeTo) {
+  auto model =
+      Prepare(MakeMlp({128, 64}, Pattern::kDense, 1, DType::kBFloat16), {.measure_peak = true});
+  ASSERT_TRUE(model.ok()) << model.status();
+  auto state = (*model)->NewState();
+  ASSERT_TRUE(state.ok());
+  EXPECT_EQ((*model)->device_work().seconds, 0) << "nothing was asked for yet";
+  for (int run = 0; run < 17; ++run) ASSERT_TRUE((*model)->Run(**state, 3).ok());
+  // The first and the seventeenth were timed.
+  const DeviceWork work = (*model)->device_work();
+  const double items = 2 * 3;
+  EXPECT_DOUBLE_EQ(work.flops, items * 2 * 128 * 64);
+  EXPECT_DOUBLE_EQ(work.bytes, items * 2 * (128 + 64) +
+                                   2.0 * (*model)->plan().layers[0].buckets[2].chosen.weight_bytes);
+  EXPECT_NEAR(work.seconds, 2 * 1e-6 * (1 + 4 * 128 * 64 * 1e-6), 2e-8)
+      << "ProportionalMicros at batch 4";
+  EXPECT_GT(work.peak.flops, 0);
+}
+
 TEST_F(CudaModelTest, APlanIsKeptByDevice) {
   const std::string directory = ::testing::TempDir() + "/cuda_plans";
   std::filesystem::remove_all(directory);
