@@ -48,6 +48,12 @@ class DocumentsTest(unittest.TestCase):
                                capture_output=True, check=False)
         self.assertEqual(check.returncode, 0, check.stdout + check.stderr)
 
+    def test_what_is_generated_from_the_results_is_what_they_say(self):
+        for script in ("speed_table.py",):
+            check = subprocess.run([sys.executable, ROOT / "tests/bench" / script, "--check"], text=True,
+                                   capture_output=True, check=False)
+            self.assertEqual(check.returncode, 0, check.stdout + check.stderr)
+
     def test_addresses_of_the_server_need_no_hosts_file(self):
         # gRPC's resolver (c-ares) does not know the name localhost where there is no /etc/hosts, as in a bare root.
         named = subprocess.run(["git", "grep", "-nE", "localhost:(\\$|800[12])", "--", ":!tests"], cwd=ROOT, text=True,

@@ -21,6 +21,7 @@ struct Command {
   absl::Status (*run)(const Args& args);
 };
 
+Command AdviseCommand();
 Command BenchCommand();
 Command DeltaApplyCommand();
 Command DeltaComposeCommand();

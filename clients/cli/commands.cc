@@ -11,9 +11,10 @@ namespace {
 
 const std::vector<Command>& Commands() {
   static const auto* const commands = new std::vector<Command>{
-      ModelsCommand(),      InferCommand(),      EvaluateCommand(),     BenchCommand(),
-      InspectCommand(),     PlanCommand(),       DeltaCreateCommand(),  DeltaShowCommand(),
-      DeltaVerifyCommand(), DeltaApplyCommand(), DeltaComposeCommand(), KeygenCommand(),
+      ModelsCommand(),    InferCommand(),       EvaluateCommand(),   BenchCommand(),
+      InspectCommand(),   PlanCommand(),        AdviseCommand(),     DeltaCreateCommand(),
+      DeltaShowCommand(), DeltaVerifyCommand(), DeltaApplyCommand(), DeltaComposeCommand(),
+      KeygenCommand(),
   };
   return *commands;
 }

@@ -3,11 +3,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "clients/cli/command.h"
+#include "clients/cli/device_flags.h"
 #include "clients/cli/model_file.h"
 #include "engine/formats/model_settings.h"
 #include "engine/formats/reader.h"
 #include "engine/planner/prepared_model.h"
-#include "engine/tensor/devices.h"
 
 namespace espalier::cli {
 namespace {
@@ -16,7 +16,6 @@ using planner::BucketChoice;
 using planner::ModelPlan;
 
 constexpr int64_t kMaxBatch = 1 << 16;
-constexpr int64_t kMaxThreads = 1024;
 constexpr int64_t kMaxMeasureSeconds = 3600;
 
 // The settings of the model's config.pbtxt, overridden by flags.
@@ -62,24 +61,9 @@ void KeepBuckets(const std::vector<int64_t>& batches, ModelPlan& plan) {
   }
 }
 
-absl::StatusOr<Devices> DevicesFrom(const Args& args, int threads) {
-  DeviceOptions options;
-  options.threads = threads;
-  options.cuda_module = args.String("cuda_module", "");
-  const std::string device = args.String("device", "cpu");
-  if (device != "cpu" && device != "cuda") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--device is '", device, "', expected cpu or cuda"));
-  }
-  options.mode = device == "cuda" ? DeviceMode::kCuda : DeviceMode::kCpu;
-  return OpenDevices(std::move(options));
-}
-
 absl::Status Run(const Args& args) {
   absl::StatusOr<std::vector<int64_t>> batches = args.IntList("batch", 1, kMaxBatch);
   if (!batches.ok()) return batches.status();
-  absl::StatusOr<int64_t> threads = args.Int("threads", 0, 0, kMaxThreads);
-  if (!threads.ok()) return threads.status();
   absl::StatusOr<ModelFile> file = FindModel(args.positional()[0]);
   if (!file.ok()) return file.status();
   absl::StatusOr<formats::ModelGraph> graph = formats::ReadModel(file->path);
@@ -88,10 +72,10 @@ absl::Status Run(const Args& args) {
   if (!config.ok()) return config.status();
   absl::StatusOr<planner::PrepareOptions> options = OptionsFrom(args, *std::move(config), *batches);
   if (!options.ok()) return options.status();
-  absl::StatusOr<Devices> devices = DevicesFrom(args, static_cast<int>(*threads));
+  absl::StatusOr<Devices> devices = OpenDevices(args);
   if (!devices.ok()) return devices.status();
-  const Device& device = devices->gpus.empty() ? *devices->cpu : *devices->gpus[0];
-  auto model = planner::PreparedModel::Prepare(*std::move(graph), device, *options);
+  auto model =
+      planner::PreparedModel::Prepare(*std::move(graph), MeasuringDevice(*devices), *options);
   if (!model.ok()) return model.status();
   ModelPlan plan = (*model)->plan();
   KeepBuckets(*batches, plan);
@@ -108,27 +92,21 @@ Command PlanCommand() {
        .arguments = "MODEL",
        .min_positional = 1,
        .max_positional = 1,
-       .flags =
-           {
-               {"batch", "1,8,64",
-                "Batch sizes to show. Default: all buckets up to the model's max_batch_size."},
-               {"weight_memory", "MODE",
-                "smallest, balanced or fastest: whether a layer may keep a second layout. Default: "
-                "as\n"
-                "config.pbtxt says, else balanced."},
-               {"deterministic", "",
-                "One kernel a layer for all batch sizes, chosen without measuring."},
-               {"flush_subnormals", "", "Values below the smallest normal number count as zero."},
-               {"device", "cpu|cuda", "What to plan for; cuda is the first GPU. Default: cpu."},
-               {"cuda_module", "FILE",
-                "libespalier_cuda.so. Default: beside the program, in ../lib, or where the linker "
-                "looks."},
-               {"threads", "N", "Threads to plan for. Default: 0, one per usable CPU."},
-               {"measure_seconds", "N",
-                "Time for measuring; the cost model decides the rest. Default: 10. 0: no "
-                "measuring."},
-               {"json", "", "Print JSON instead of a table."},
-           },
+       .flags = WithDeviceFlags({
+           {"batch", "1,8,64",
+            "Batch sizes to show. Default: all buckets up to the model's max_batch_size."},
+           {"weight_memory", "MODE",
+            "smallest, balanced or fastest: whether a layer may keep a second layout. Default: "
+            "as\n"
+            "config.pbtxt says, else balanced."},
+           {"deterministic", "",
+            "One kernel a layer for all batch sizes, chosen without measuring."},
+           {"flush_subnormals", "", "Values below the smallest normal number count as zero."},
+           {"measure_seconds", "N",
+            "Time for measuring; the cost model decides the rest. Default: 10. 0: no "
+            "measuring."},
+           {"json", "", "Print JSON instead of a table."},
+       }),
        .details =
            R"(MODEL is an .onnx file, a version directory or a model's directory. No server is needed, but the
 kernels are measured on this machine: plan where the model will be served, with nothing else running.

@@ -214,6 +214,40 @@ std::string WhyNot(const CostTable& table, WeightMemory mode, bool deterministic
   return absl::StrCat(layout, " is slower on average over the batches", keep);
 }
 
+Candidate DescribeOption(const CostTable& table, size_t bucket, int option) {
+  const LayerOption& chosen = table.options[option];
+  const Cost& cost = table.costs[bucket][option];
+  return {chosen.layout.spec, chosen.variant->name, cost.micros, cost.measured > 0,
+          chosen.resident_bytes};
+}
+
+std::vector<BucketChoice> DescribeChoice(const CostTable& table, WeightMemory mode,
+                                         bool deterministic, const std::vector<int64_t>& batches,
+                                         const std::vector<int>& choice) {
+  std::vector<BucketChoice> buckets;
+  for (size_t b = 0; b < choice.size(); ++b) {
+    BucketChoice bucket;
+    bucket.batch = batches[b];
+    bucket.tokens = table.tokens[b];
+    bucket.chosen = DescribeOption(table, b, choice[b]);
+    const double dense = table.DenseMicros(b);
+    bucket.dense_micros = dense == kCannotRun ? 0 : dense;
+    int second = -1;
+    for (int i = 0; i < static_cast<int>(table.options.size()); ++i) {
+      if (i == choice[b] || table.costs[b][i].micros == kCannotRun) continue;
+      if (second < 0 || table.costs[b][i].micros < table.costs[b][second].micros) second = i;
+    }
+    if (second >= 0) {
+      bucket.runner_up = DescribeOption(table, b, second);
+      if (table.costs[b][second].micros < table.costs[b][choice[b]].micros) {
+        bucket.note = WhyNot(table, mode, deterministic, batches, choice[b], second);
+      }
+    }
+    buckets.push_back(std::move(bucket));
+  }
+  return buckets;
+}
+
 std::vector<int> ChooseOptions(const CostTable& table, WeightMemory mode, bool deterministic,
                                size_t dense_bytes) {
   std::vector<int> options;

@@ -48,6 +48,13 @@ std::vector<CloseCall> CloseCalls(const CostTable& table);
 std::string WhyNot(const CostTable& table, WeightMemory mode, bool deterministic,
                    const std::vector<int64_t>& batches, int chosen, int other);
 
+// ChooseOptions' answer, for people: what runs in each bucket, what it costs, what it beat and why.
+std::vector<BucketChoice> DescribeChoice(const CostTable& table, WeightMemory mode,
+                                         bool deterministic, const std::vector<int64_t>& batches,
+                                         const std::vector<int>& choice);
+// One option of it.
+Candidate DescribeOption(const CostTable& table, size_t bucket, int option);
+
 inline constexpr double kSecondCopyGain = 1.05;
 inline constexpr double kSameBytes = 1.01;
 inline constexpr double kCloseCall = 1.25;

@@ -109,6 +109,21 @@ DType IoTypeOf(DType dtype, const Device& device) {
   return device.AsCudaOrNull() != nullptr ? dtype : DType::kFloat32;
 }
 
+bool HasDenseKernel(DType dtype, int64_t out, int64_t in, const Device& device) {
+  kernels::LinearDesc desc;
+  desc.tokens = 1;
+  desc.out = out;
+  desc.in = in;
+  desc.weight_dtype = dtype;
+  desc.io_dtype = IoTypeOf(dtype, device);
+  desc.count = out * in;
+  const auto variants = device.linear_variants();
+  return std::any_of(variants.begin(), variants.end(), [&](const kernels::LinearVariant& variant) {
+    return variant.layout == kernels::Layout::kDense && device.Runs(variant) &&
+           variant.supports(desc);
+  });
+}
+
 CostTable ListOptions(const sparse::WeightStructure& structure, std::vector<int64_t> tokens,
                       const Device& device) {
   const bool is_gpu = device.AsCudaOrNull() != nullptr;

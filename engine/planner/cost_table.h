@@ -63,4 +63,7 @@ CostTable ListOptions(const sparse::WeightStructure& structure, std::vector<int6
 // What x and y are beside a weight of `dtype`: f32 on the CPU, the same on a GPU.
 DType IoTypeOf(DType dtype, const Device& device);
 
+// Whether `device` multiplies by a dense weight [out, in] of `dtype`.
+bool HasDenseKernel(DType dtype, int64_t out, int64_t in, const Device& device);
+
 }  // namespace espalier::planner

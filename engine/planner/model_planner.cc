@@ -21,21 +21,6 @@
 namespace espalier::planner {
 namespace {
 
-bool HasDenseKernel(const Device& device, DType dtype, int64_t out, int64_t in) {
-  kernels::LinearDesc desc;
-  desc.tokens = 1;
-  desc.out = out;
-  desc.in = in;
-  desc.weight_dtype = dtype;
-  desc.io_dtype = IoTypeOf(dtype, device);
-  desc.count = out * in;
-  const auto variants = device.linear_variants();
-  return std::any_of(variants.begin(), variants.end(), [&](const kernels::LinearVariant& variant) {
-    return variant.layout == kernels::Layout::kDense && device.Runs(variant) &&
-           variant.supports(desc);
-  });
-}
-
 // A weight while its layers are planned.
 struct WeightWork {
   std::shared_ptr<const Tensor> dense;
@@ -95,7 +80,7 @@ class ModelPlanner {
   // that; on a GPU the type of the activations.
   DType ServedType(DType dtype, const Shape& shape) const {
     if (device_.AsCudaOrNull() != nullptr) return compute_;
-    return HasDenseKernel(device_, dtype, shape[0], shape[1]) ? dtype : DType::kFloat32;
+    return HasDenseKernel(dtype, shape[0], shape[1], device_) ? dtype : DType::kFloat32;
   }
 
   absl::Status AnalyzeWeights() {
@@ -208,13 +193,6 @@ class ModelPlanner {
     weight->dense.reset();
   }
 
-  Candidate Describe(const CostTable& table, size_t bucket, int option) const {
-    const LayerOption& chosen = table.options[option];
-    const Cost& cost = table.costs[bucket][option];
-    return {chosen.layout.spec, chosen.variant->name, cost.micros, cost.measured > 0,
-            chosen.resident_bytes};
-  }
-
   absl::Status ChooseLayer(LayerWork& layer) {
     CostTable& table = layer.table;
     const WeightWork& weight = *layer.weight;
@@ -241,27 +219,8 @@ class ModelPlanner {
       result_.bindings[b].push_back({table.options[choice[b]].variant, (*resident)->view()});
       if (std::find(used.begin(), used.end(), *resident) == used.end()) used.push_back(*resident);
     }
-    for (size_t b = 0; b < choice.size(); ++b) {
-      BucketChoice bucket;
-      bucket.batch = result_.buckets[b];
-      bucket.tokens = table.tokens[b];
-      bucket.chosen = Describe(table, b, choice[b]);
-      const double dense = table.DenseMicros(b);
-      bucket.dense_micros = dense == kCannotRun ? 0 : dense;
-      int second = -1;
-      for (int i = 0; i < static_cast<int>(table.options.size()); ++i) {
-        if (i == choice[b] || table.costs[b][i].micros == kCannotRun) continue;
-        if (second < 0 || table.costs[b][i].micros < table.costs[b][second].micros) second = i;
-      }
-      if (second >= 0) {
-        bucket.runner_up = Describe(table, b, second);
-        if (table.costs[b][second].micros < table.costs[b][choice[b]].micros) {
-          bucket.note = WhyNot(table, options_.weight_memory, options_.deterministic,
-                               result_.buckets, choice[b], second);
-        }
-      }
-      plan.buckets.push_back(std::move(bucket));
-    }
+    plan.buckets = DescribeChoice(table, options_.weight_memory, options_.deterministic,
+                                  result_.buckets, choice);
     for (auto& resident : used) {
       plan.weight_bytes += resident->bytes();
       auto& all = result_.weights;

@@ -54,7 +54,8 @@ class CommandsTest : public ::testing::Test {
 TEST(CommandLineTest, HelpIsSuccessAndNamesEveryCommand) {
   const Outcome outcome = RunLine({"--help"});
   EXPECT_EQ(outcome.code, kExitOk);
-  for (const char* name : {"models", "infer", "evaluate", "bench", "inspect", "plan", "keygen"}) {
+  for (const char* name :
+       {"models", "infer", "evaluate", "bench", "inspect", "plan", "advise", "keygen"}) {
     EXPECT_THAT(outcome.out, HasSubstr(name));
     const Outcome help = RunLine({name, "--help"});
     EXPECT_EQ(help.code, kExitOk);

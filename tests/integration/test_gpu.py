@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import shutil
 import subprocess
@@ -31,7 +32,7 @@ def test_a_model_on_the_gpu_answers_like_one_on_the_cpu(tmp_path, digits):
     from tritonclient import grpc as triton
 
     repository = repository_with(tmp_path, "")
-    answers = {}
+    answers, work = {}, {}
     for device in ("cpu", "cuda"):
         with harness.Espalierd(repository, f"--device={device}", f"--cuda_module={MODULE}") as server:
             assert ("Fake GPU" in server.log()) == (device == "cuda"), server.log()
@@ -42,7 +43,15 @@ def test_a_model_on_the_gpu_answers_like_one_on_the_cpu(tmp_path, digits):
             image.set_data_from_numpy(digits.images[:2])
             name = client.get_model_metadata(NAME).outputs[0].name
             answers[device] = client.infer(NAME, [image]).as_numpy(name)
+            metrics = urllib.request.urlopen(server.metrics_url + "/metrics").read().decode()
+            work[device] = {line.split("{")[0]: float(line.split()[-1]) for line in metrics.splitlines()
+                            if line.startswith(("espalier_model_timed_", "espalier_model_peak_ratio"))}
     np.testing.assert_allclose(answers["cuda"], answers["cpu"], rtol=1e-4, atol=1e-4)
+    assert not work["cpu"]
+    assert work["cuda"]["espalier_model_timed_flops_total"] > 0
+    assert work["cuda"]["espalier_model_timed_bytes_total"] > 0
+    assert work["cuda"]["espalier_model_timed_device_seconds_total"] > 0
+    assert work["cuda"]["espalier_model_peak_ratio"] > 0
 
 
 def test_a_lost_gpu_fails_requests_with_text_and_ends_the_process(tmp_path, digits, monkeypatch):
@@ -69,6 +78,10 @@ def test_the_command_line_plans_for_a_gpu(tmp_path):
     done = harness.espalier("plan", str(repository / NAME), "--device", "cuda", f"--cuda_module={MODULE}")
     assert "plan: measured on cuda Fake GPU" in done.stdout
     assert "cublaslt" in done.stdout
+    advice = json.loads(harness.espalier("advise", "--shape", "128", "--batch", "4", "--pattern", "block(32)", "--sparsity", "75",
+                                         "--device", "cuda", f"--cuda_module={MODULE}", "--json").stdout)
+    assert advice["device"].startswith("cuda Fake GPU") and advice["advice"]["pattern"] == "block(32)"
+    assert advice["layers"][0]["points"][0]["batches"][0]["chosen"]["measured"]
     refused = harness.espalier("plan", str(repository / NAME), "--device", "gpu", check=False)
     assert refused.returncode != 0 and "expected cpu or cuda" in refused.stderr
 
