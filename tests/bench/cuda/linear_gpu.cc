@@ -5,10 +5,12 @@
 //
 // Every row: the kernel's result is checked against the oracle in double, then captured in a graph of at least 20
 // launches beside cuBLASLt's best heuristic, and both are replayed in ABBA order; medians. `cold` walks over copies of
-// weights, inputs and outputs that together are several times the L2, `warm` stays on one. The floor beside a row is the
-// largest of useful arithmetic at 790 TFLOP/s (fp32: 60), bytes at 4.3 TB/s (cold; 9 TB/s warm) and, for the kernels that re-read x
-// for every block, that traffic at 9 TB/s: rates measured on an H200. Suites: bars, skinny,
-// scattered, expand, fp32, vit, grid, network, or one problem as LAYOUT/BLOCK/DENSITY/TOKENS/OUT/IN/ACTIVATION/STATE.
+// weights, inputs and outputs that together are several times the L2, `warm` stays on one. Beside a row: `dense_us`,
+// cuBLASLt in the row's type; `dense_fp32_us` and `dense_tf32_us`, the same shape in 32 bits; `cusparse_us`, CSR or BSR;
+// torch_baselines.py adds `cusparselt_us` and `torch_bsr_us`. `floor_us` is the largest of useful arithmetic at 790 TFLOP/s
+// (fp32: 60), bytes from memory at 4.3 TB/s (cold), bytes from L2 at 9 TB/s and from shared memory at 30 TB/s: rates
+// measured on an H200, bytes that no kernel can do without. Suites: bars, skinny, scattered, expand, fp32, vit, grid,
+// curves (what the picture shows), network, or one problem as LAYOUT/BLOCK/DENSITY/TOKENS/OUT/IN/ACTIVATION/STATE.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -20,13 +22,14 @@
 
 #include "kernels/cuda/module_loader.h"
 #include "tests/bench/cuda/cusparse_baseline.h"
+#include "tests/bench/cuda/dense_baseline.h"
 #include "tests/bench/cuda/graph_timer.h"
 #include "tests/bench/cuda/layer_stack.h"
+#include "tests/bench/cuda/linear_cases.h"
 
 namespace espalier::bench {
 namespace {
 
-using kernels::Activation;
 using kernels::Layout;
 using kernels::LinearVariant;
 using kernels::cuda::CudaModule;
@@ -34,6 +37,8 @@ using kernels::testing::OrDie;
 using kernels::testing::RandomWeightSpec;
 
 constexpr double kTensorFlops = 790e12, kFmaFlops = 60e12, kMemoryBytes = 4.3e12, kL2Bytes = 9e12;
+constexpr double kSharedBytes =
+    132 * 128 * 1.755e9;  // multiprocessors, bytes a clock, clocks under load
 constexpr size_t kColdBytes = size_t{256} << 20;
 constexpr int kLeastNodes = 20, kLeastSamples = 4;
 
@@ -43,127 +48,8 @@ struct Options {
   double seconds = 0.4;  // of replays a row
 };
 
-struct Case {
-  std::string name;
-  std::vector<LayerSpec> layers;
-  int64_t tokens = 0;
-  bool cold = true;
-};
-
-LayerSpec Layer(Layout layout, int64_t out, int64_t in, int32_t block, double density,
-                Activation activation = Activation::kNone, DType dtype = DType::kBFloat16) {
-  return {{layout, dtype, out, in, block, block, density, false, 11}, activation};
-}
-
-// "diagonal/64/0.1/12608/3072/768/gelu_tanh/cold"
-Case ParseCase(const std::string& text) {
-  std::stringstream stream(text);
-  std::vector<std::string> fields;
-  for (std::string field; std::getline(stream, field, '/');) fields.push_back(field);
-  if (fields.size() != 8) {
-    std::fprintf(stderr, "%s: expected LAYOUT/BLOCK/DENSITY/TOKENS/OUT/IN/ACTIVATION/STATE\n",
-                 text.c_str());
-    std::exit(2);
-  }
-  Layout layout = Layout::kBlockCsr;
-  for (Layout l : {Layout::kCsr, Layout::kDiagonal}) layout = fields[0] == NameOf(l) ? l : layout;
-  Activation activation = Activation::kNone;
-  for (Activation a : {Activation::kRelu, Activation::kGeluErf, Activation::kGeluTanh}) {
-    activation = fields[6] == NameOf(a) ? a : activation;
-  }
-  const LayerSpec layer = Layer(layout, std::stoll(fields[4]), std::stoll(fields[5]),
-                                std::stoi(fields[1]), std::stod(fields[2]), activation);
-  return {"case", {layer}, std::stoll(fields[3]), fields[7] == "cold"};
-}
-
-std::vector<Case> Suite(const std::string& name) {
-  std::vector<Case> cases;
-  if (name.find('/') != std::string::npos) return {ParseCase(name)};
-  constexpr int64_t kWide = 10240;
-  if (name == "bars") {
-    for (int32_t b : {128, 64, 32, 16}) {
-      cases.push_back({"bar", {Layer(Layout::kDiagonal, kWide, kWide, b, 0.1)}, kWide, true});
-      cases.push_back({"bar", {Layer(Layout::kBlockCsr, kWide, kWide, b, 0.1)}, kWide, true});
-    }
-  }
-  if (name == "skinny") {
-    for (int32_t b : {64, 32, 128, 16}) {
-      for (int64_t tokens : {1, 16}) {
-        for (bool cold : {true, false}) {
-          cases.push_back(
-              {"skinny", {Layer(Layout::kDiagonal, kWide, kWide, b, 0.1)}, tokens, cold});
-        }
-        cases.push_back({"skinny", {Layer(Layout::kBlockCsr, kWide, kWide, b, 0.1)}, tokens, true});
-      }
-    }
-  }
-  if (name == "scattered") {
-    for (Layout layout : {Layout::kDiagonal, Layout::kCsr}) {
-      for (int64_t tokens : {1, 16}) {
-        for (bool cold : {true, false})
-          cases.push_back({"scattered", {Layer(layout, kWide, kWide, 1, 0.1)}, tokens, cold});
-      }
-      for (double density : {0.1, 0.05, 0.01}) {
-        cases.push_back({"scattered", {Layer(layout, kWide, kWide, 1, density)}, 1024, true});
-      }
-    }
-  }
-  if (name == "expand") {
-    const auto add = [&](Layout layout, int64_t width, double density,
-                         std::initializer_list<int64_t> tokens) {
-      for (int64_t m : tokens)
-        cases.push_back({"expand", {Layer(layout, width, width, 1, density)}, m, true});
-    };
-    for (Layout layout : {Layout::kCsr, Layout::kDiagonal}) {
-      add(layout, kWide, 0.1, {8, 16, 32, 64, 128, 1024});
-      add(layout, kWide, 0.05, {16, 1024});
-      add(layout, kWide, 0.01, {1024});
-      add(layout, 4096, 0.1, {16, 64, 1024});
-      add(layout, 4096, 0.01, {1024});
-    }
-  }
-  if (name == "fp32") {
-    for (int32_t b : {1, 16, 32, 64, 128}) {
-      for (int64_t tokens : {1, 16, 64, 1024}) {
-        const LayerSpec layer =
-            Layer(Layout::kDiagonal, 4096, 4096, b, 0.1, Activation::kRelu, DType::kFloat32);
-        cases.push_back({"fp32", {layer}, tokens, true});
-      }
-    }
-    for (int64_t tokens : {1, 16, 1024}) {
-      const LayerSpec layer =
-          Layer(Layout::kCsr, 4096, 4096, 1, 0.1, Activation::kRelu, DType::kFloat32);
-      cases.push_back({"fp32", {layer}, tokens, true});
-    }
-  }
-  if (name == "vit") {
-    for (int32_t b : {64, 32, 16}) {
-      for (int64_t tokens : {12608, 1576}) {
-        const LayerSpec up = Layer(Layout::kDiagonal, 3072, 768, b, 0.1, Activation::kGeluTanh);
-        const LayerSpec down = Layer(Layout::kDiagonal, 768, 3072, b, 0.1);
-        cases.push_back({"vit_up", {up}, tokens, true});
-        cases.push_back({"vit_down", {down}, tokens, true});
-        cases.push_back({"vit_pair", {up, down}, tokens, true});
-      }
-    }
-  }
-  if (name == "grid") {
-    for (int32_t b : {64, 128, 32, 16}) {
-      for (int64_t tokens : {64, 256, 1024, 4096}) {
-        for (double density : {0.2, 0.05}) {
-          cases.push_back(
-              {"grid", {Layer(Layout::kDiagonal, 4096, 4096, b, density)}, tokens, true});
-        }
-      }
-    }
-  }
-  if (name == "network") {
-    std::vector<LayerSpec> layers(
-        100, Layer(Layout::kDiagonal, 10000, 10000, 64, 0.1, Activation::kRelu));
-    cases.push_back({"network", layers, 10000, true});
-  }
-  return cases;
-}
+// Column of a row, and microseconds.
+using Baselines = std::map<std::string, double>;
 
 // One way to run every layer of a stack.
 struct Implementation {
@@ -171,10 +57,47 @@ struct Implementation {
   std::string name;
 };
 
+// What the multiprocessors must fetch from L2, at least: an output tile of T tokens × N outputs in all the accumulators that
+// a multiprocessor has registers for (64 K of 4 bytes) reads the columns of x that its rows touch, and its weights, once.
+double L2Bytes(const kernels::testing::RandomWeight& weight, int64_t tokens) {
+  constexpr double kAccumulators = 65536;
+  const RandomWeightSpec& w = weight.spec;
+  const auto out = static_cast<double>(w.out), in = static_cast<double>(w.in),
+             m = static_cast<double>(tokens), stored = static_cast<double>(weight.stored);
+  const double zeros = 1 - std::min(1.0, stored / (out * in));
+  double least = 0;
+  for (double tile = 1; tile <= 1024; tile *= 2) {
+    const double rows = std::min(out, kAccumulators / tile);
+    const double touched = 1 - std::pow(zeros, std::max(1.0, rows / w.block_rows));
+    const double elements = m * in * touched * std::ceil(out / rows) + std::ceil(m / tile) * stored;
+    if (tile == 1 || elements < least) least = elements;
+  }
+  return least * static_cast<double>(SizeOf(w.dtype));
+}
+
+// What shared memory must deliver: a tensor-core instruction reads the x of a block once for at most 64 rows of it; single
+// elements read an x for every product, unless they are multiplied as the dense matrix they are in.
+double SharedMemorySeconds(const kernels::testing::RandomWeight& weight, int64_t tokens) {
+  const RandomWeightSpec& w = weight.spec;
+  const double products = static_cast<double>(weight.stored) * static_cast<double>(tokens);
+  const double reads =
+      products / std::min(w.block_rows, 64) * static_cast<double>(SizeOf(w.dtype)) / kSharedBytes;
+  if (w.block_rows > 1 || w.dtype == DType::kFloat32) return reads;
+  const double dense = 2.0 * static_cast<double>(w.out) * static_cast<double>(w.in) *
+                       static_cast<double>(tokens) / kTensorFlops;
+  return std::min(reads, dense);
+}
+
 double FloorMicros(const LayerStack& stack, bool cold) {
-  const double bytes = stack.TouchedBytes() / (cold ? kMemoryBytes : kL2Bytes);
+  double seconds = 0;
+  for (size_t l = 0; l < stack.layers().size(); ++l) {
+    const kernels::testing::RandomWeight& weight = stack.weight(static_cast<int>(l));
+    seconds += std::max(L2Bytes(weight, stack.tokens()) / kL2Bytes,
+                        SharedMemorySeconds(weight, stack.tokens()));
+  }
   const bool is_f32 = stack.layers()[0].weight.dtype == DType::kFloat32;
-  return 1e6 * std::max(stack.UsefulFlops() / (is_f32 ? kFmaFlops : kTensorFlops), bytes);
+  return 1e6 * std::max({seconds, stack.UsefulFlops() / (is_f32 ? kFmaFlops : kTensorFlops),
+                         cold ? stack.TouchedBytes() / kMemoryBytes : 0.0});
 }
 
 class Bench {
@@ -197,8 +120,9 @@ class Bench {
   std::vector<const LinearVariant*> Candidates(const LayerSpec& layer, int64_t tokens) const;
   const LinearVariant* FastestOrNull(const Case& c, const LayerSpec& layer);
   void Report(const Case& c, const LayerStack& stack, const std::string& variant,
-              const Timing& sparse, const Timing& dense, const Timing* cusparse, bool planned,
+              const Timing& sparse, const Timing& dense, const Baselines& baselines, bool planned,
               size_t weight_bytes);
+  Baselines TimeBaselines(const Case& c, const LayerStack& stack);
 
   const CudaModule* module_;
   const Options& options_;
@@ -206,6 +130,7 @@ class Bench {
   void* stream_ = nullptr;
   std::vector<std::string> rows_;
   std::map<std::string, const LinearVariant*> fastest_;
+  std::map<std::string, Baselines> dense32_;  // by shape and state
   int failures_ = 0;
 };
 
@@ -265,8 +190,8 @@ Implementation Bench::Dense(const LayerStack& stack, const std::vector<int64_t>&
 }
 
 void Bench::Report(const Case& c, const LayerStack& stack, const std::string& variant,
-                   const Timing& sparse, const Timing& dense, const Timing* cusparse, bool planned,
-                   size_t weight_bytes) {
+                   const Timing& sparse, const Timing& dense, const Baselines& baselines,
+                   bool planned, size_t weight_bytes) {
   const RandomWeightSpec& w = c.layers[0].weight;
   double nonzero = 0, size = 0;
   for (size_t l = 0; l < c.layers.size(); ++l) {
@@ -294,8 +219,8 @@ void Bench::Report(const Case& c, const LayerStack& stack, const std::string& va
       stack.UsefulFlops() / sparse.median_us * 1e-6,
       stack.TouchedBytes() / sparse.median_us * 1e-3);
   std::string row = json;
-  if (cusparse != nullptr) {
-    row.insert(row.size() - 1, ", \"cusparse_us\": " + std::to_string(cusparse->median_us));
+  for (const auto& [column, micros] : baselines) {
+    row.insert(row.size() - 1, ", \"" + column + "\": " + std::to_string(micros));
   }
   rows_.push_back(row);
   std::printf(
@@ -305,8 +230,40 @@ void Bench::Report(const Case& c, const LayerStack& stack, const std::string& va
       static_cast<long long>(c.tokens), static_cast<long long>(w.in), static_cast<long long>(w.out),
       c.cold ? "cold" : "warm", variant.c_str(), sparse.median_us, dense.median_us, speedup,
       100 * floor / sparse.median_us, planned ? "*" : "");
-  if (cusparse != nullptr) std::printf("%60s cusparse %9.2f us\n", "", cusparse->median_us);
+  for (const auto& [column, micros] : baselines) {
+    if (planned) std::printf("%60s %s %.2f\n", "", column.c_str(), micros);
+  }
   std::fflush(stdout);
+}
+
+// What else could multiply by the layer's weight, or by a dense one of its shape. cuSPARSE runs from one copy (warm), which
+// can only flatter it.
+Baselines Bench::TimeBaselines(const Case& c, const LayerStack& stack) {
+  Baselines baselines;
+  const RandomWeightSpec& w = c.layers[0].weight;
+  const RowArrays rows = ToRows(stack.weight(0).view());
+  if (auto cusparse = CusparseProduct::CreateOrNull(module_, rows.view, stack.Args(0, 0))) {
+    const TimedGraph graph(
+        module_, stream_, kLeastNodes / 4,
+        [&](void* stream, int) { return cusparse->Enqueue(stream); }, "cusparse");
+    baselines["cusparse_us"] =
+        TimeInTurn(module_, {&graph}, kLeastSamples, options_.seconds)[0].median_us;
+  }
+  const std::string shape = std::to_string(c.tokens) + "x" + std::to_string(w.out) + "x" +
+                            std::to_string(w.in) + (c.cold ? "c" : "w");
+  Baselines& dense = dense32_[shape];
+  if (dense.empty()) {
+    using kernels::cuda::DenseMath;
+    const auto time = [&](DenseMath math) {
+      return TimeDense32(module_, stream_, c.tokens, w.out, w.in, c.cold ? kColdBytes : 0, math,
+                         options_.seconds)
+          .median_us;
+    };
+    dense = {{"dense_fp32_us", time(DenseMath::kStrict)},
+             {"dense_tf32_us", time(DenseMath::kTf32)}};
+  }
+  baselines.insert(dense.begin(), dense.end());
+  return baselines;
 }
 
 // Of the variants for one layer on its own; measured once a (layer, tokens, state).
@@ -336,28 +293,16 @@ const LinearVariant* Bench::FastestOrNull(const Case& c, const LayerSpec& layer)
   Implementation dense = Dense(stack, {c.tokens});
   graphs.push_back(Capture(stack, dense, c.tokens));
   order.push_back(graphs.back().get());
-  // cuSPARSE as a second baseline of scattered weights: one copy (warm), which can only flatter it.
-  std::unique_ptr<CusparseCsr> cusparse;
-  std::unique_ptr<TimedGraph> cusparse_graph;
-  if (layer.weight.block_rows == 1 && !implementations.empty()) {
-    const CsrArrays csr = ToCsr(stack.weight(0).view());
-    cusparse = std::make_unique<CusparseCsr>(module_, csr.view, stack.Args(0, 0));
-    cusparse_graph = std::make_unique<TimedGraph>(
-        module_, stream_, kLeastNodes / 4,
-        [&](void* stream, int) { return cusparse->Enqueue(stream); }, "cusparse");
-  }
   const std::vector<Timing> timings = TimeInTurn(module_, order, kLeastSamples, options_.seconds);
-  const std::vector<Timing> cusparse_timing =
-      cusparse_graph == nullptr ? std::vector<Timing>{}
-                                : TimeInTurn(module_, {cusparse_graph.get()}, kLeastSamples, 0);
+  const Baselines baselines =
+      c.layers.size() == 1 && !implementations.empty() ? TimeBaselines(c, stack) : Baselines();
   size_t best = 0;
   for (size_t i = 1; i < implementations.size(); ++i) {
     if (timings[i].median_us < timings[best].median_us) best = i;
   }
   for (size_t i = 0; i < implementations.size(); ++i) {
     if (c.layers.size() == 1) {
-      Report(c, stack, implementations[i].name, timings[i], timings.back(),
-             cusparse_timing.empty() ? nullptr : &cusparse_timing[0], i == best,
+      Report(c, stack, implementations[i].name, timings[i], timings.back(), baselines, i == best,
              implementations[i].layers[0]->weight_bytes());
     }
   }
@@ -411,8 +356,25 @@ void Bench::Run(const Case& c) {
     const bool planned = timings.begin() + static_cast<int64_t>(i) == best;
     const std::string name =
         sparse.name + (i == 0 ? "" : " chunks of " + std::to_string(chunks[i]));
-    Report(c, stack, name, timings[i], best_dense, nullptr, planned, weight_bytes);
+    Report(c, stack, name, timings[i], best_dense, Baselines(), planned, weight_bytes);
   }
+}
+
+void WriteRows(const Options& options, const CudaModule& module,
+               const kernels::cuda::CudaDeviceInfo& info, const std::vector<std::string>& rows) {
+  if (options.out.empty()) return;
+  char date[32];
+  const std::time_t now = std::time(nullptr);
+  std::strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
+  std::ofstream file(options.out);
+  file << "{\"device\": \"" << info.name << ", driver CUDA " << info.driver_version / 1000 << "."
+       << info.driver_version % 1000 / 10 << ", " << module.build << "\",\n \"commit\": \""
+       << options.commit << "\",\n \"date\": \"" << date << "\",\n \"command\": \""
+       << options.command << "\",\n \"rows\": [\n";
+  for (size_t i = 0; i < rows.size(); ++i) {
+    file << "  " << rows[i] << (i + 1 < rows.size() ? ",\n" : "\n");
+  }
+  file << " ]}\n";
 }
 
 int Main(const Options& options) {
@@ -428,21 +390,10 @@ int Main(const Options& options) {
   Bench bench(module, options, kernels::cuda::ArchOf(info));
   std::stringstream suites(options.suite);
   for (std::string suite; std::getline(suites, suite, ',');) {
-    for (const Case& c : Suite(suite)) bench.Run(c);
-  }
-  if (!options.out.empty()) {
-    char date[32];
-    const std::time_t now = std::time(nullptr);
-    std::strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
-    std::ofstream file(options.out);
-    file << "{\"device\": \"" << info.name << ", driver CUDA " << info.driver_version / 1000 << "."
-         << info.driver_version % 1000 / 10 << ", " << module->build << "\",\n \"commit\": \""
-         << options.commit << "\",\n \"date\": \"" << date << "\",\n \"command\": \""
-         << options.command << "\",\n \"rows\": [\n";
-    for (size_t i = 0; i < bench.rows().size(); ++i) {
-      file << "  " << bench.rows()[i] << (i + 1 < bench.rows().size() ? ",\n" : "\n");
+    for (const Case& c : Suite(suite)) {
+      bench.Run(c);
+      WriteRows(options, *module, info, bench.rows());  // so that a run cut short keeps what it has
     }
-    file << " ]}\n";
   }
   std::printf("%zu rows, %d wrong results\n", bench.rows().size(), bench.failures());
   return bench.failures() == 0 ? 0 : 1;
