@@ -35,6 +35,43 @@ void UpdateLine::Announce() {
   announced_ = std::move(now);
 }
 
+updates::FleetLog& UpdateLine::fleet() const {
+  const std::lock_guard lock(mutex_);
+  return *fleet_;
+}
+
+int64_t UpdateLine::NowSeconds() { return absl::ToUnixSeconds(absl::Now()); }
+
+absl::Status UpdateLine::SettleFleet() {
+  using updates::FleetDecision;
+  const auto pending = fleet().Pending();
+  if (!pending || pending->decision != FleetDecision::kUndecided) return absl::OkStatus();
+  FleetDecision decision = FleetDecision::kAbort;
+  if (pending->decides()) {
+    if (NowSeconds() < pending->expires_seconds) return absl::OkStatus();
+  } else {
+    if (!options_.ask_participant) return absl::UnavailableError("nobody can be asked");
+    auto answer = options_.ask_participant(pending->participants[0], model_, pending->id);
+    if (!answer.ok()) return answer.status();
+    if (*answer == FleetDecision::kUndecided) return absl::OkStatus();
+    decision = *answer;
+  }
+  return fleet().Decide(pending->id, decision, NowSeconds()).status();
+}
+
+void UpdateLine::FollowFleet(updates::VersionStore& store) {
+  absl::Status status = SettleFleet();
+  const auto pending = fleet().Pending();
+  if (status.ok() && pending && pending->decision == updates::FleetDecision::kCommit) {
+    status = store.Activate(pending->version, updates::Probation::kNone);
+    if (status.ok()) status = fleet().Done(pending->id);
+  }
+  if (!status.ok()) {
+    LogEvent(spdlog::level::warn, "transaction not done",
+             {{"model", model_}, {"reason", status.message()}});
+  }
+}
+
 absl::Status UpdateLine::EditShadow(updates::VersionStore& store, Shadow& shadow, int64_t number) {
   auto steps = store.JournalsBetween(shadow.version, number);
   if (!steps.ok()) return steps.status();

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -25,6 +26,7 @@
 #include "engine/runtime/update_statistics.h"
 #include "engine/runtime/version_events.h"
 #include "engine/updates/checkpoint.h"
+#include "engine/updates/fleet_log.h"
 #include "engine/updates/version_store.h"
 
 namespace espalier::runtime {
@@ -35,6 +37,10 @@ class UpdateLine {
     std::string state_dir;
     uint64_t max_delta_bytes = 0;
     updates::FileSystem* files = nullptr;
+    // What the first participant of a transaction decided: its address, the model, the id.
+    std::function<absl::StatusOr<updates::FleetDecision>(const std::string&, const std::string&,
+                                                         const std::string&)>
+        ask_participant;
     // How long an update waits for requests that hold the copy that it needs.
     absl::Duration patience = absl::Seconds(30);
   };
@@ -45,6 +51,11 @@ class UpdateLine {
   const std::string& model() const { return model_; }
   // FailedPrecondition, with the reason, for a model that takes no updates.
   absl::StatusOr<updates::VersionStore*> Store() const;
+  // Of a model whose store is open.
+  updates::FleetLog& fleet() const;
+  static int64_t NowSeconds();
+  // Decides what can be decided of a transaction that is undecided; blocks while it asks.
+  absl::Status SettleFleet();
   OtherCopy& other_copy() { return other_copy_; }
   const OtherCopy& other_copy() const { return other_copy_; }
   UpdateCounts& counts() { return counts_; }
@@ -78,6 +89,8 @@ class UpdateLine {
   void LeadToActive(updates::VersionStore& store, const LoadRequest& request,
                     const std::map<int64_t, VersionContent>& known, int64_t highest,
                     Inspection& found);
+  // What was decided while the server was down, before anything is served.
+  void FollowFleet(updates::VersionStore& store);
   absl::Status CheckBase(const updates::VersionRecord& record, const std::string& content);
 
   // --- update_line.cc ---
@@ -99,6 +112,7 @@ class UpdateLine {
   std::string directory_ ABSL_GUARDED_BY(mutex_), filename_ ABSL_GUARDED_BY(mutex_);
   std::map<int64_t, Base> bases_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<updates::VersionStore> store_ ABSL_GUARDED_BY(mutex_);  // once set, it stays
+  std::unique_ptr<updates::FleetLog> fleet_ ABSL_GUARDED_BY(mutex_);      // likewise
   absl::Status no_store_ ABSL_GUARDED_BY(mutex_) =
       absl::FailedPreconditionError("it has not been loaded yet");
   std::map<int64_t, std::pair<updates::UpdateState, std::string>> announced_

@@ -93,7 +93,11 @@ absl::Status UpdateLine::Open(const LoadRequest& request, const Inspection& foun
        .max_delta_bytes = options_.max_delta_bytes,
        .compact_in_background = true});
   if (!store.ok()) return store.status();
+  auto fleet =
+      updates::FleetLog::Open(*options_.files, StrCat(options_.state_dir, "/fleet/", model_));
+  if (!fleet.ok()) return fleet.status();
   const std::lock_guard lock(mutex_);
+  fleet_ = *std::move(fleet);
   store_ = *std::move(store);
   for (const updates::VersionRecord& record : store_->List().versions)
     announced_[record.number] = {record.state, record.reason};
@@ -195,6 +199,7 @@ void UpdateLine::Redirect(const LoadRequest& request,
     }
     store = Store();
   }
+  if (known.empty()) FollowFleet(**store);
   const int64_t active = (*store)->List().active;
   if (request.version && *request.version != active) return;
   if (!request.version && highest != 0 && Admit(**store, highest, found)) {

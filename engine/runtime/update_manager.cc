@@ -44,6 +44,8 @@ void UpdateManager::Attach(ModelManager& models) {
   models_ = &models;
   judge_ = std::thread([this] { JudgeUntilStopped(); });
   pthread_setname_np(judge_.native_handle(), "probation");
+  ask_ = std::thread([this] { AskUntilStopped(); });
+  pthread_setname_np(ask_.native_handle(), "fleet");
   if (options_.poll_interval <= absl::ZeroDuration()) return;
   look_ = std::thread([this] { LookUntilStopped(); });
   pthread_setname_np(look_.native_handle(), "deltas");
@@ -61,7 +63,7 @@ void UpdateManager::Stop() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return operations_ == 0; });
   }
-  for (std::thread* thread : {&judge_, &look_}) {
+  for (std::thread* thread : {&judge_, &look_, &ask_}) {
     if (thread->joinable()) thread->join();
   }
   for (const LinePtr& line : Lines()) line->other_copy().Drop();
@@ -110,7 +112,8 @@ void UpdateManager::Redirect(const std::string& model, const LoadRequest& reques
           model,
           UpdateLine::Options{.state_dir = options_.state_dir,
                               .max_delta_bytes = options_.max_delta_bytes,
-                              .files = options_.files},
+                              .files = options_.files,
+                              .ask_participant = options_.ask_participant},
           events_);
     }
     line = place;
@@ -127,6 +130,10 @@ absl::Status UpdateManager::BeforePublish(const std::string& model, int64_t vers
   if (!line.ok()) return line.status();
   auto store = (*line)->Store();
   if (!store.ok()) return store.status();
+  if (const auto pending = (*line)->fleet().Pending(); pending) {
+    return absl::FailedPreconditionError(
+        StrCat("version ", pending->version, " is promised to transaction ", pending->id));
+  }
   const absl::Status status = (*store)->Activate(version, updates::Probation::kNone);
   (*line)->Announce();
   if (status.ok()) (*line)->counts().Add([](UpdateStatistics& counts) { ++counts.activated; });

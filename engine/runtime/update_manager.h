@@ -21,6 +21,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -41,6 +42,7 @@
 #include "engine/runtime/update_probation.h"
 #include "engine/runtime/update_statistics.h"
 #include "engine/runtime/version_events.h"
+#include "engine/updates/fleet_log.h"
 #include "engine/updates/signing.h"
 #include "engine/updates/version_store.h"
 
@@ -65,6 +67,11 @@ class UpdateManager final : public UpdateHooks {
     // How often to look into <model>/deltas/ of the repositories; zero: never.
     absl::Duration poll_interval;
     updates::FileSystem* files = &updates::PosixFileSystem();
+    // What the first participant of a fleet's transaction decided: its address, the model, the id.
+    // NotFound: it knows none; another error: ask again later. May take seconds.
+    std::function<absl::StatusOr<updates::FleetDecision>(
+        const std::string& participant, const std::string& model, const std::string& id)>
+        ask_participant;
   };
 
   // It outlives `models`, whose options name it (ModelManager::Options), and which stops it. To be
@@ -92,6 +99,20 @@ class UpdateManager final : public UpdateHooks {
   absl::Status Confirm(const std::string& model, int64_t version);
   // Gives a version up that has not served.
   absl::Status Refuse(const std::string& model, int64_t version, absl::string_view reason);
+
+  // --- one update on many servers, or on none; fleet_log.h has the protocol ---
+  // Promises that a staged version will be activated if so decided: it is ready, and until then
+  // nothing else is activated or rolled back here. FailedPrecondition when it cannot be promised, or
+  // another transaction is open. Once OK, the same again is an OK.
+  absl::Status Prepare(const std::string& model, updates::FleetTransaction transaction);
+  // Makes the decision durable, then carries it out. FailedPrecondition when it was decided otherwise,
+  // which on the first participant a commit after the expiry was. Any other error after the decision:
+  // it stands, and is carried out as soon as that can be.
+  absl::StatusOr<updates::FleetTransaction> Decide(const std::string& model, const std::string& id,
+                                                   updates::FleetDecision decision);
+  // What is known of it: what another participant is told that asks.
+  absl::StatusOr<updates::FleetTransaction> Transaction(const std::string& model,
+                                                        const std::string& id) const;
 
   // Of one model, or with "" of all that take updates.
   absl::StatusOr<std::vector<ModelVersions>> List(absl::string_view model) const;
@@ -172,6 +193,11 @@ class UpdateManager final : public UpdateHooks {
   // The active version, which has failed, is given up for good.
   absl::Status Revert(const Opened& opened, int64_t version, const std::string& reason);
 
+  // --- update_manager_fleet.cc ---
+  absl::Status CheckNotPromised(const Opened& opened) const;
+  absl::Status CarryOut(const Opened& opened, const updates::FleetTransaction& transaction);
+  void AskUntilStopped();
+
   // --- update_manager_watch.cc ---
   void JudgeUntilStopped();
   void LookUntilStopped();
@@ -193,7 +219,7 @@ class UpdateManager final : public UpdateHooks {
   mutable int operations_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<std::string, DeltaFolder> folders_;  // by model; of the thread that looks into them
-  std::thread judge_, look_;
+  std::thread judge_, look_, ask_;
 };
 
 }  // namespace espalier::runtime

@@ -85,6 +85,7 @@ absl::Status UpdateManager::Activate(const std::string& model, int64_t version,
   auto held = Hold(*opened);
   if (!held.ok()) return held.status();
   if (version == held->state.active) return absl::OkStatus();
+  if (auto status = CheckNotPromised(*opened); !status.ok()) return status;
   if (auto status = CheckActivation(held->state, version); !status.ok()) return status;
   auto next = opened->line->MakeReady(*models_, held->active, version);
   if (!next.ok()) return next.status();
@@ -175,6 +176,7 @@ absl::StatusOr<int64_t> UpdateManager::Rollback(const std::string& model, absl::
   if (!opened.ok()) return opened.status();
   auto held = Hold(*opened);
   if (!held.ok()) return held.status();
+  if (auto status = CheckNotPromised(*opened); !status.ok()) return status;
   const updates::StoreState& state = held->state;
   if (to == state.active) return to;
   if (to == 0) to = state.Find(state.active)->replaced;
@@ -223,6 +225,8 @@ absl::Status UpdateManager::Refuse(const std::string& model, int64_t version,
                                    absl::string_view reason) {
   auto opened = Open(model);
   if (!opened.ok()) return opened.status();
+  if (const auto pending = opened->line->fleet().Pending(); pending && pending->version == version)
+    return CheckNotPromised(*opened);
   const absl::Status status = opened->store->Refuse(version, reason);
   opened->line->Announce();
   return status;

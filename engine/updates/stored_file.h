@@ -25,6 +25,7 @@ enum class StoredKind : char {
   kAnchor = 'A',
   kAuditLog = 'L',
   kPartialSums = 'P',
+  kFleet = 'F',
 };
 
 inline constexpr uint64_t kStoredHeadBytes = 10;

@@ -1,0 +1,127 @@
+// Updates that several servers take together or not at all; see fleet_log.h.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "engine/runtime/golden_requests.h"
+#include "engine/runtime/log.h"
+#include "engine/runtime/update_manager.h"
+
+namespace espalier::runtime {
+namespace {
+
+using absl::FailedPreconditionError;
+using absl::StrCat;
+using updates::FleetDecision;
+using updates::FleetTransaction;
+
+// How often the first participant is asked, and how rarely in the end.
+constexpr absl::Duration kAsk = absl::Seconds(1), kAskAtMost = absl::Seconds(30);
+
+}  // namespace
+
+absl::Status UpdateManager::CheckNotPromised(const Opened& opened) const {
+  const auto pending = opened.line->fleet().Pending();
+  if (!pending) return absl::OkStatus();
+  return FailedPreconditionError(StrCat("version ", pending->version, " of '", opened.line->model(),
+                                        "' is promised to transaction ", pending->id, ", which is ",
+                                        NameOf(pending->decision), " and not done"));
+}
+
+absl::Status UpdateManager::Prepare(const std::string& model, FleetTransaction transaction) {
+  auto opened = Open(model);
+  if (!opened.ok()) return opened.status();
+  if (const auto known = opened->line->fleet().Find(transaction.id); known.ok())
+    return opened->line->fleet().Prepare(std::move(transaction), opened->line->NowSeconds());
+  auto held = Hold(*opened);
+  if (!held.ok()) return held.status();
+  if (auto status = CheckNotPromised(*opened); !status.ok()) return status;
+  if (auto status = CheckActivation(held->state, transaction.version); !status.ok()) return status;
+  if (held->state.Find(transaction.version)->state != updates::UpdateState::kStaged) {
+    return FailedPreconditionError(StrCat("version ", transaction.version, " is ",
+                                          NameOf(held->state.Find(transaction.version)->state),
+                                          ", expected STAGED"));
+  }
+  auto next = opened->line->MakeReady(*models_, held->active, transaction.version);
+  if (!next.ok()) return next.status();
+  // The servers of a fleet prove a version before they promise it: afterwards each would decide for
+  // itself alone.
+  if (options_.probation.golden_requests) {
+    const ProbationOptions terms{.golden_requests = true};
+    if (auto status = Try(*opened, *held, *next, terms); !status.ok()) return status;
+  }
+  return opened->line->fleet().Prepare(std::move(transaction), opened->line->NowSeconds());
+}
+
+absl::StatusOr<FleetTransaction> UpdateManager::Decide(const std::string& model,
+                                                       const std::string& id,
+                                                       FleetDecision decision) {
+  auto opened = Open(model);
+  if (!opened.ok()) return opened.status();
+  if (decision == FleetDecision::kUndecided)
+    return absl::InvalidArgumentError("a decision is to commit or to abort");
+  auto decided = opened->line->fleet().Decide(id, decision, opened->line->NowSeconds());
+  if (!decided.ok()) return decided;
+  LogEvent(spdlog::level::info, "transaction decided",
+           {{"model", model},
+            {"transaction", id},
+            {"version", decided->version},
+            {"decision", NameOf(decided->decision)}});
+  if (auto status = CarryOut(*opened, *decided); !status.ok()) {
+    return absl::Status(status.code(),
+                        StrCat("transaction ", id, " is decided, ", NameOf(decided->decision),
+                               ", and not carried out yet: ", status.message()));
+  }
+  return opened->line->fleet().Find(id);
+}
+
+absl::Status UpdateManager::CarryOut(const Opened& opened, const FleetTransaction& transaction) {
+  if (transaction.done || transaction.decision != FleetDecision::kCommit) return absl::OkStatus();
+  auto held = Hold(opened);
+  if (!held.ok()) return held.status();
+  if (held->state.active != transaction.version) {
+    auto next = opened.line->MakeReady(*models_, held->active, transaction.version);
+    if (!next.ok()) return next.status();
+    const auto status = Flip(opened, *held, *next, [&] {
+      return opened.store->Activate(transaction.version, updates::Probation::kNone);
+    });
+    if (!status.ok()) return status;
+    opened.line->counts().Add([](UpdateStatistics& counts) { ++counts.activated; });
+  }
+  return opened.line->fleet().Done(transaction.id);
+}
+
+absl::StatusOr<FleetTransaction> UpdateManager::Transaction(const std::string& model,
+                                                            const std::string& id) const {
+  auto opened = Open(model);
+  if (!opened.ok()) return opened.status();
+  return opened->line->fleet().Find(id);
+}
+
+void UpdateManager::AskUntilStopped() {
+  std::map<std::string, std::pair<absl::Time, absl::Duration>>
+      asked;  // by transaction: next, pause
+  while (WaitFor(kAsk)) {
+    for (const LinePtr& line : Lines()) {
+      auto opened = Open(line->model());
+      if (!opened.ok()) continue;
+      const auto pending = line->fleet().Pending();
+      if (!pending) continue;
+      auto& [next, pause] = asked[pending->id];
+      if (absl::Now() < next) continue;
+      pause = std::min(std::max(2 * pause, kAsk), kAskAtMost);
+      next = absl::Now() + pause;
+      absl::Status status = line->SettleFleet();
+      const auto settled = line->fleet().Pending();
+      if (status.ok() && settled) status = CarryOut(*opened, *settled);
+      if (!status.ok()) {
+        LogEvent(
+            spdlog::level::warn, "transaction not done",
+            {{"model", line->model()}, {"transaction", pending->id}, {"reason", status.message()}});
+      }
+    }
+  }
+}
+
+}  // namespace espalier::runtime

@@ -1,0 +1,226 @@
+#include "engine/updates/fleet_log.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "engine/updates/bytes.h"
+#include "engine/updates/store_state.h"
+#include "engine/updates/stored_file.h"
+
+namespace espalier::updates {
+namespace {
+
+using absl::FailedPreconditionError;
+using absl::InvalidArgumentError;
+using absl::StrCat;
+
+constexpr size_t kMaxIdBytes = 64;
+constexpr size_t kMaxTransactions = FleetLog::kKept + 1;
+constexpr uint64_t kMaxSeconds = uint64_t{1} << 62;
+
+absl::Status CheckTransaction(const FleetTransaction& transaction) {
+  const std::string& id = transaction.id;
+  const bool plain = std::all_of(id.begin(), id.end(), [](unsigned char c) {
+    return absl::ascii_isalnum(c) || c == '_' || c == '-';
+  });
+  if (id.empty() || id.size() > kMaxIdBytes || !plain)
+    return InvalidArgumentError(
+        StrCat("the id of a transaction has 1 to ", kMaxIdBytes, " letters, digits, '_' and '-'"));
+  const size_t count = transaction.participants.size();
+  if (count < 1 || count > FleetLog::kMaxParticipants) {
+    return InvalidArgumentError(
+        StrCat(count, " participants, expected 1 to ", FleetLog::kMaxParticipants));
+  }
+  for (const std::string& address : transaction.participants) {
+    if (address.empty() || address.size() > FleetLog::kMaxAddressBytes) {
+      return InvalidArgumentError(StrCat("a participant's address of ", address.size(),
+                                         " bytes, expected 1 to ", FleetLog::kMaxAddressBytes));
+    }
+  }
+  if (transaction.self < 0 || transaction.self >= static_cast<int64_t>(count)) {
+    return InvalidArgumentError(
+        StrCat("this server is participant ", transaction.self, ", expected 0 to ", count - 1));
+  }
+  if (transaction.version < 1 || transaction.version > kMaxVersionNumber)
+    return InvalidArgumentError(StrCat("version ", transaction.version));
+  return absl::OkStatus();
+}
+
+std::string Serialize(const std::vector<FleetTransaction>& transactions) {
+  ByteWriter out;
+  out.Varint(transactions.size());
+  for (const FleetTransaction& transaction : transactions) {
+    out.Text(transaction.id);
+    out.Varint(static_cast<uint64_t>(transaction.version));
+    out.Varint(transaction.participants.size());
+    for (const std::string& address : transaction.participants) out.Text(address);
+    out.Varint(static_cast<uint64_t>(transaction.self));
+    out.Varint(static_cast<uint64_t>(transaction.expires_seconds));
+    out.Byte(static_cast<uint8_t>(transaction.decision));
+    out.Byte(transaction.done ? 1 : 0);
+  }
+  return out.Take();
+}
+
+// Reads fields one after the other; the first error stays.
+class Fields {
+ public:
+  explicit Fields(absl::string_view bytes) : reader_(bytes) {}
+  uint64_t Number(absl::string_view what, uint64_t most) {
+    return Take(reader_.Varint(what, most));
+  }
+  std::string Text(absl::string_view what, uint64_t most) {
+    return std::string(Take(reader_.Text(what, most)));
+  }
+  uint8_t Byte(absl::string_view what, uint8_t most) {
+    const uint8_t byte = Take(reader_.Byte(what));
+    if (byte > most) status_.Update(InvalidArgumentError(StrCat(what, " is ", byte)));
+    return byte;
+  }
+  absl::Status End() {
+    status_.Update(reader_.End("transactions"));
+    return status_;
+  }
+  bool ok() const { return status_.ok(); }
+
+ private:
+  template <typename T>
+  T Take(absl::StatusOr<T> value) {
+    status_.Update(value.status());
+    return status_.ok() ? *value : T();
+  }
+  ByteReader reader_;
+  absl::Status status_;
+};
+
+absl::StatusOr<std::vector<FleetTransaction>> Parse(absl::string_view bytes) {
+  Fields fields(bytes);
+  std::vector<FleetTransaction> transactions(fields.Number("transactions", kMaxTransactions));
+  for (FleetTransaction& transaction : transactions) {
+    transaction.id = fields.Text("id", kMaxIdBytes);
+    transaction.version = static_cast<int64_t>(fields.Number("version", kMaxVersionNumber));
+    transaction.participants.resize(fields.Number("participants", FleetLog::kMaxParticipants));
+    for (std::string& address : transaction.participants)
+      address = fields.Text("address", FleetLog::kMaxAddressBytes);
+    transaction.self = static_cast<int64_t>(fields.Number("self", FleetLog::kMaxParticipants));
+    transaction.expires_seconds = static_cast<int64_t>(fields.Number("expiry", kMaxSeconds));
+    transaction.decision = static_cast<FleetDecision>(fields.Byte("decision", 2));
+    transaction.done = fields.Byte("done", 1) != 0;
+    if (!fields.ok()) break;
+    if (auto status = CheckTransaction(transaction); !status.ok()) return status;
+  }
+  if (auto status = fields.End(); !status.ok()) return status;
+  return transactions;
+}
+
+}  // namespace
+
+const char* NameOf(FleetDecision decision) {
+  constexpr const char* kNames[] = {"UNDECIDED", "COMMIT", "ABORT"};
+  return kNames[static_cast<uint8_t>(decision)];
+}
+
+absl::StatusOr<std::unique_ptr<FleetLog>> FleetLog::Open(FileSystem& files,
+                                                         const std::string& path) {
+  if (auto status = EnsureFolder(files, FolderOf(path)); !status.ok()) return status;
+  std::unique_ptr<FleetLog> log(new FleetLog(files, path));
+  const auto there = files.Exists(path);
+  if (!there.ok()) return there.status();
+  if (!*there) return log;
+  auto reader = SealedReader::Open(files, path, StoredKind::kFleet);
+  if (!reader.ok()) return reader.status();
+  const auto block = reader->NextBlock();
+  if (!block.ok()) return block.status();
+  if (auto status = reader->End(); !status.ok()) return status;
+  auto transactions = Parse(*block);
+  if (!transactions.ok()) return Damaged(path, transactions.status().message());
+  const std::lock_guard lock(log->mutex_);
+  log->transactions_ = *std::move(transactions);
+  return log;
+}
+
+absl::Status FleetLog::Commit(std::vector<FleetTransaction> next) {
+  while (next.size() > kKept) {
+    const auto done = std::find_if(next.begin(), next.end(), [](const auto& t) { return t.done; });
+    if (done == next.end()) break;
+    next.erase(done);
+  }
+  auto writer = SealedWriter::Create(files_, path_, StoredKind::kFleet);
+  if (!writer.ok()) return writer.status();
+  if (auto status = writer->AppendBlock(Serialize(next)); !status.ok()) return status;
+  if (auto bytes = writer->Commit(); !bytes.ok()) return bytes.status();
+  transactions_ = std::move(next);
+  return absl::OkStatus();
+}
+
+absl::Status FleetLog::Prepare(FleetTransaction transaction, int64_t now_seconds) {
+  if (auto status = CheckTransaction(transaction); !status.ok()) return status;
+  transaction.decision = FleetDecision::kUndecided;
+  transaction.done = false;
+  const std::lock_guard lock(mutex_);
+  for (const FleetTransaction& known : transactions_) {
+    if (known.id == transaction.id) {
+      if (known == transaction) return absl::OkStatus();
+      return FailedPreconditionError(StrCat("transaction ", known.id, " is known, ",
+                                            NameOf(known.decision), ", for version ", known.version,
+                                            " of ", known.participants.size(), " participants"));
+    }
+    if (!known.done) {
+      return FailedPreconditionError(StrCat("transaction ", known.id, " for version ",
+                                            known.version, " is ", NameOf(known.decision),
+                                            " and not done: one at a time"));
+    }
+  }
+  if (transaction.expires_seconds <= now_seconds)
+    return FailedPreconditionError(StrCat("transaction ", transaction.id, " has expired"));
+  std::vector<FleetTransaction> next = transactions_;
+  next.push_back(std::move(transaction));
+  return Commit(std::move(next));
+}
+
+absl::StatusOr<FleetTransaction> FleetLog::Decide(const std::string& id, FleetDecision decision,
+                                                  int64_t now_seconds) {
+  const std::lock_guard lock(mutex_);
+  std::vector<FleetTransaction> next = transactions_;
+  const auto found =
+      std::find_if(next.begin(), next.end(), [&](const auto& t) { return t.id == id; });
+  if (found == next.end()) return absl::NotFoundError(StrCat("no transaction ", id, " is known"));
+  FleetTransaction decided = *found;
+  if (decided.decision == FleetDecision::kUndecided) {
+    const bool late = decided.decides() && now_seconds >= decided.expires_seconds;
+    decided.decision = late ? FleetDecision::kAbort : decision;
+    decided.done = decided.decision == FleetDecision::kAbort;
+    *found = decided;
+    if (auto status = Commit(std::move(next)); !status.ok()) return status;
+  }
+  if (decided.decision == decision) return decided;
+  return FailedPreconditionError(StrCat(
+      "transaction ", id, " was decided: ", NameOf(decided.decision), ", not ", NameOf(decision)));
+}
+
+absl::Status FleetLog::Done(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  std::vector<FleetTransaction> next = transactions_;
+  for (FleetTransaction& transaction : next) transaction.done |= transaction.id == id;
+  return next == transactions_ ? absl::OkStatus() : Commit(std::move(next));
+}
+
+absl::StatusOr<FleetTransaction> FleetLog::Find(const std::string& id) const {
+  const std::lock_guard lock(mutex_);
+  for (const FleetTransaction& transaction : transactions_) {
+    if (transaction.id == id) return transaction;
+  }
+  return absl::NotFoundError(StrCat("no transaction ", id, " is known"));
+}
+
+std::optional<FleetTransaction> FleetLog::Pending() const {
+  const std::lock_guard lock(mutex_);
+  for (const FleetTransaction& transaction : transactions_) {
+    if (!transaction.done) return transaction;
+  }
+  return std::nullopt;
+}
+
+}  // namespace espalier::updates

@@ -1,0 +1,150 @@
+// One update on several servers: each serves the old version until it is decided, and then the new one.
+#include "gmock/gmock.h"
+#include "tests/engine/runtime/update_fixture.h"
+
+namespace espalier::runtime {
+namespace {
+
+using absl::StatusCode;
+using espalier::testing::Eventually;
+using updates::FleetDecision;
+using updates::FleetTransaction;
+using updates::UpdateState;
+
+class UpdateFleetTest : public espalier::testing::UpdateFixture {
+ protected:
+  void SetUp() override {
+    UpdateFixture::SetUp();
+    publisher_.MakeVersion(1, 2);
+    options_.ask_participant = [this](const std::string& participant, const std::string& model,
+                                      const std::string& id) -> absl::StatusOr<FleetDecision> {
+      EXPECT_EQ(participant, "first:1");
+      EXPECT_EQ(model, "m");
+      EXPECT_EQ(id, "t1");
+      ++asked_;
+      const std::lock_guard lock(mutex_);
+      return answer_;
+    };
+  }
+  static FleetTransaction Terms(int64_t self, int64_t seconds = 60) {
+    return {.id = "t1",
+            .version = 2,
+            .participants = {"first:1", "second:2"},
+            .self = self,
+            .expires_seconds = absl::ToUnixSeconds(absl::Now()) + seconds};
+  }
+  void StageTwo() { ASSERT_EQ(*Push(publisher_.Delta(1, 2)), 2); }
+  void SetAnswer(absl::StatusOr<FleetDecision> answer) {
+    const std::lock_guard lock(mutex_);
+    answer_ = std::move(answer);
+  }
+
+  std::atomic<int> asked_{0};
+  std::mutex mutex_;
+  absl::StatusOr<FleetDecision> answer_ = absl::UnavailableError("not reachable, as asked for");
+};
+
+TEST_F(UpdateFleetTest, APromiseIsKeptWhenItIsDecided) {
+  StartServer();
+  StageTwo();
+  const FleetTransaction terms = Terms(0);
+  ASSERT_TRUE(updates_->Prepare("m", terms).ok());
+  EXPECT_TRUE(updates_->Prepare("m", terms).ok());
+  EXPECT_EQ(Ask(), 1);
+  EXPECT_EQ(updates_->Transaction("m", "t1")->decision, FleetDecision::kUndecided);
+  const auto decided = updates_->Decide("m", "t1", FleetDecision::kCommit);
+  ASSERT_TRUE(decided.ok()) << decided.status();
+  EXPECT_TRUE(decided->done);
+  EXPECT_EQ(Ask(), 2);
+  EXPECT_TRUE(updates_->Decide("m", "t1", FleetDecision::kCommit).ok());
+  EXPECT_EQ(updates_->Decide("m", "t1", FleetDecision::kAbort).status().code(),
+            StatusCode::kFailedPrecondition);
+}
+
+TEST_F(UpdateFleetTest, WhatIsPromisedKeepsEverythingElseOut) {
+  StartServer();
+  Publish(1, 3);
+  publisher_.MakeVersion(3, 4);
+  publisher_.MakeVersion(3, 5);
+  ASSERT_TRUE(Push(publisher_.Delta(3, 4)).ok());
+  ASSERT_TRUE(Push(publisher_.Delta(3, 5)).ok());
+  FleetTransaction terms = Terms(0);
+  terms.version = 4;
+  ASSERT_TRUE(updates_->Prepare("m", terms).ok());
+  EXPECT_EQ(updates_->Activate("m", 5).code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(updates_->Rollback("m", "").status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(updates_->Refuse("m", 4, "").code(), StatusCode::kFailedPrecondition);
+  FleetTransaction another = terms;
+  another.id = "t2";
+  EXPECT_EQ(updates_->Prepare("m", another).code(), StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(updates_->Decide("m", "t1", FleetDecision::kAbort).ok());
+  EXPECT_EQ(Ask(), 3);
+  EXPECT_EQ(StateOf(4), UpdateState::kStaged);
+  ASSERT_TRUE(updates_->Activate("m", 5).ok());
+  EXPECT_EQ(Ask(), 5);
+}
+
+TEST_F(UpdateFleetTest, TheFirstParticipantAbortsByItselfWhenTheTimeIsUp) {
+  StartServer();
+  StageTwo();
+  ASSERT_TRUE(updates_->Prepare("m", Terms(0, 1)).ok());
+  EXPECT_TRUE(Eventually(
+      [&] { return updates_->Transaction("m", "t1")->decision == FleetDecision::kAbort; }));
+  EXPECT_EQ(updates_->Decide("m", "t1", FleetDecision::kCommit).status().code(),
+            StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Ask(), 1);
+}
+
+TEST_F(UpdateFleetTest, AnotherParticipantAsksTheFirstAndNeverGuesses) {
+  StartServer();
+  StageTwo();
+  ASSERT_TRUE(updates_->Prepare("m", Terms(1, 1)).ok());
+  EXPECT_TRUE(Eventually([&] { return asked_ >= 2; }));
+  EXPECT_EQ(Ask(), 1);
+  SetAnswer(FleetDecision::kUndecided);
+  EXPECT_EQ(updates_->Transaction("m", "t1")->decision, FleetDecision::kUndecided);
+  SetAnswer(FleetDecision::kCommit);
+  EXPECT_TRUE(Eventually([&] { return Ask() == 2; }));
+  EXPECT_TRUE(updates_->Transaction("m", "t1")->done);
+}
+
+TEST_F(UpdateFleetTest, AServerThatWasDownComesBackAtTheFleetsVersion) {
+  StartServer();
+  StageTwo();
+  ASSERT_TRUE(updates_->Prepare("m", Terms(1)).ok());
+  StopServer();
+  SetAnswer(FleetDecision::kCommit);
+  StartServer();
+  EXPECT_EQ(Ask(), 2);  // the first request already
+  EXPECT_TRUE(updates_->Transaction("m", "t1")->done);
+}
+
+TEST_F(UpdateFleetTest, ADecisionSurvivesARestartOfTheOneThatMadeIt) {
+  StartServer();
+  StageTwo();
+  ASSERT_TRUE(updates_->Prepare("m", Terms(0)).ok());
+  // It cannot be carried out now.
+  ASSERT_TRUE(manager_->Unload("m").ok());
+  EXPECT_FALSE(updates_->Decide("m", "t1", FleetDecision::kCommit).ok());
+  EXPECT_EQ(updates_->Transaction("m", "t1")->decision, FleetDecision::kCommit);
+  RestartServer();
+  EXPECT_EQ(Ask(), 2);
+  EXPECT_TRUE(updates_->Transaction("m", "t1")->done);
+}
+
+TEST_F(UpdateFleetTest, OnlyWhatCanBeKeptIsPromised) {
+  StartServer();
+  EXPECT_EQ(updates_->Prepare("m", Terms(0)).code(), StatusCode::kNotFound);
+  StageTwo();
+  EXPECT_EQ(updates_->Prepare("m", Terms(0, -1)).code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(updates_->Prepare("m", Terms(2)).code(), StatusCode::kInvalidArgument);
+  FleetTransaction nameless = Terms(0);
+  nameless.id = "../t";
+  EXPECT_EQ(updates_->Prepare("m", nameless).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(updates_->Decide("m", "t1", FleetDecision::kCommit).status().code(),
+            StatusCode::kNotFound);
+  EXPECT_EQ(Ask(), 1);
+}
+
+}  // namespace
+}  // namespace espalier::runtime
