@@ -10,6 +10,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "engine/updates/refusal.h"
 
 namespace espalier::runtime {
 
@@ -17,16 +18,13 @@ namespace espalier::runtime {
 struct UpdateStatistics {
   std::string model;
   uint64_t staged = 0, activated = 0, rolled_back = 0, quarantined = 0;
-  std::vector<std::pair<std::string, uint64_t>> refused;  // by reason, a bounded set of words
+  std::vector<std::pair<std::string, uint64_t>> refused;  // by reason, see refusal.h
   uint64_t received_bytes = 0;
   uint64_t edited = 0, rebuilt = 0;  // updates that went into the shadow in place, or anew
   double stage_seconds = 0, commit_seconds = 0;  // sums
   int64_t version = 0, sequence = 0;
   bool on_probation = false;
 };
-
-// Why a delta was refused, as one word: see RefusalWord's source for the list.
-const char* RefusalWord(const absl::Status& status);
 
 // Thread-safe.
 class UpdateCounts {
@@ -38,7 +36,7 @@ class UpdateCounts {
   }
   void AddRefused(const absl::Status& status) {
     const std::lock_guard lock(mutex_);
-    ++refused_[RefusalWord(status)];
+    ++refused_[updates::RefusalWord(status)];
   }
   UpdateStatistics Read() const;
 

@@ -6,6 +6,7 @@
 #include "absl/strings/strip.h"
 #include "engine/formats/names.h"
 #include "engine/updates/journal_file.h"
+#include "engine/updates/refusal.h"
 #include "engine/updates/version_graph.h"
 #include "engine/updates/version_store.h"
 
@@ -197,10 +198,12 @@ absl::Status VersionStore::CheckTargetNumber(const Manifest& manifest) const {
         ShortHex(manifest.target.weights), "…: a version number names one set of bytes for ever"));
   }
   if (quarantined) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the delta leads to weights ", ShortHex(manifest.target.weights),
-        "…, which are QUARANTINED",
-        known != nullptr && !known->reason.empty() ? absl::StrCat(": ", known->reason) : ""));
+    return Because(
+        "quarantined",
+        absl::FailedPreconditionError(absl::StrCat(
+            "the delta leads to weights ", ShortHex(manifest.target.weights),
+            "…, which are QUARANTINED",
+            known != nullptr && !known->reason.empty() ? absl::StrCat(": ", known->reason) : "")));
   }
   if (known == nullptr && number <= state_.used_up) {
     return absl::FailedPreconditionError(absl::StrCat("version numbers up to ", state_.used_up,
@@ -216,9 +219,9 @@ absl::Status VersionStore::CheckTargetNumber(const Manifest& manifest) const {
 }
 
 absl::Status VersionStore::CheckNumbers(const Manifest& manifest) const {
-  if (auto status = CheckTargetNumber(manifest); !status.ok()) return status;
-  if (auto status = CheckSequence(state_, manifest); !status.ok()) return status;
-  return CheckBaseVersion(state_, manifest);
+  auto status = Because("known_number", CheckTargetNumber(manifest));
+  if (status.ok()) status = Because("old_sequence", CheckSequence(state_, manifest));
+  return status.ok() ? Because("other_base", CheckBaseVersion(state_, manifest)) : status;
 }
 
 // What spends least on a stranger first; the weights are read last.
@@ -232,12 +235,14 @@ absl::StatusOr<VerifiedDelta> VersionStore::Check(const DeltaFile& delta, Receiv
     if (!signers.ok()) return signers.status();
     verified.signers = *std::move(signers);
   }
-  if (auto status = CheckFresh(manifest, policy.now_seconds); !status.ok()) return status;
+  if (auto status = Because("expired", CheckFresh(manifest, policy.now_seconds)); !status.ok())
+    return status;
   Digest base_weights;
   {
     const std::lock_guard lock(mutex_);
     policy.model = state_.model;
-    if (auto status = CheckModel(manifest, policy.model); !status.ok()) return status;
+    if (auto status = Because("other_model", CheckModel(manifest, policy.model)); !status.ok())
+      return status;
     if (auto status = CheckNumbers(manifest); !status.ok()) return status;
     base_weights = state_.Find(manifest.base_version)->weights;
   }
