@@ -1,60 +1,78 @@
 #include "engine/updates/nonzero_bits.h"
 
-#ifdef __SSE2__
-#include <emmintrin.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#define ESPALIER_AVX2 __attribute__((target("avx2")))
 #endif
 
 namespace espalier::updates {
 namespace {
 
-// The last, shorter word, and every word where there is no SSE2.
-template <typename Bits, typename Predicate>
+// The last, shorter word, and every word where there is no AVX2.
+template <typename Predicate>
 uint64_t WordOf(int64_t count, Predicate predicate) {
   uint64_t word = 0;
   for (int64_t i = 0; i < count; ++i) word |= uint64_t{predicate(i)} << i;
   return word;
 }
 
-#ifdef __SSE2__
-// 16 lanes of 0 or −1, one byte an element, from as many vectors as 16 elements take.
-template <typename Bits, typename Compare>
-__m128i Sixteen(Compare compare) {
-  if constexpr (sizeof(Bits) == 1) {
-    return compare(0);
-  } else if constexpr (sizeof(Bits) == 2) {
-    return _mm_packs_epi16(compare(0), compare(1));
-  } else {
-    return _mm_packs_epi16(_mm_packs_epi32(compare(0), compare(1)),
-                           _mm_packs_epi32(compare(2), compare(3)));
-  }
+#ifdef __x86_64__
+template <typename Bits>
+ESPALIER_AVX2 __m256i Broadcast(Bits bits) {
+  if constexpr (sizeof(Bits) == 1) return _mm256_set1_epi8(static_cast<char>(bits));
+  if constexpr (sizeof(Bits) == 2) return _mm256_set1_epi16(static_cast<int16_t>(bits));
+  return _mm256_set1_epi32(static_cast<int32_t>(bits));
 }
 
 template <typename Bits>
-__m128i Equal(__m128i a, __m128i b) {
-  if constexpr (sizeof(Bits) == 1) return _mm_cmpeq_epi8(a, b);
-  if constexpr (sizeof(Bits) == 2) return _mm_cmpeq_epi16(a, b);
-  return _mm_cmpeq_epi32(a, b);
+ESPALIER_AVX2 __m256i Equal(__m256i a, __m256i b) {
+  if constexpr (sizeof(Bits) == 1) return _mm256_cmpeq_epi8(a, b);
+  if constexpr (sizeof(Bits) == 2) return _mm256_cmpeq_epi16(a, b);
+  return _mm256_cmpeq_epi32(a, b);
 }
 
-__m128i Load(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
-
+// 32 lanes of 0 or −1, in as many vectors as 32 elements take, as bits. Packing works on each half of
+// a vector, so that the parts have to be put in order again.
 template <typename Bits>
-__m128i Broadcast(Bits bits) {
-  if constexpr (sizeof(Bits) == 1) return _mm_set1_epi8(static_cast<char>(bits));
-  if constexpr (sizeof(Bits) == 2) return _mm_set1_epi16(static_cast<int16_t>(bits));
-  return _mm_set1_epi32(static_cast<int32_t>(bits));
+ESPALIER_AVX2 uint32_t Mask(const __m256i* lanes) {
+  __m256i packed = lanes[0];
+  if constexpr (sizeof(Bits) == 2) {
+    packed = _mm256_permute4x64_epi64(_mm256_packs_epi16(lanes[0], lanes[1]), 0xd8);
+  } else if constexpr (sizeof(Bits) == 4) {
+    packed = _mm256_packs_epi16(_mm256_packs_epi32(lanes[0], lanes[1]),
+                                _mm256_packs_epi32(lanes[2], lanes[3]));
+    packed = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  }
+  return static_cast<uint32_t>(_mm256_movemask_epi8(packed));
 }
 
-// equal(i): lanes of the i-th 16 bytes, −1 where the answer is no.
-template <typename Bits, typename Lanes>
-uint64_t FullWord(Lanes equal) {
-  constexpr int kVectors = static_cast<int>(sizeof(Bits));  // for 16 elements
-  uint64_t word = 0;
-  for (int part = 0; part < 4; ++part) {
-    const __m128i lanes = Sixteen<Bits>([&](int i) { return equal(part * kVectors + i); });
-    word |= uint64_t{static_cast<uint16_t>(~_mm_movemask_epi8(lanes))} << (16 * part);
+// Whole words: where a and b, masked, differ; without b: where a, masked, is not 0.
+template <typename Bits, bool kHasB>
+ESPALIER_AVX2 void FullWords(const Bits* a, const Bits* b, Bits mask, int64_t words,
+                             uint64_t* out) {
+  constexpr int kVectors = sizeof(Bits);  // for 32 elements
+  const __m256i masks = Broadcast(mask);
+  for (int64_t word = 0; word < words; ++word) {
+    uint64_t equal = 0;
+    for (int half = 0; half < 2; ++half) {
+      __m256i lanes[kVectors];
+      for (int v = 0; v < kVectors; ++v) {
+        const int64_t at = 64 * word + 32 * half + v * (32 / kVectors);
+        const auto load = [&](const Bits* from) ESPALIER_AVX2 {
+          return _mm256_and_si256(masks,
+                                  _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + at)));
+        };
+        lanes[v] = Equal<Bits>(load(a), kHasB ? load(b) : _mm256_setzero_si256());
+      }
+      equal |= uint64_t{Mask<Bits>(lanes)} << (32 * half);
+    }
+    out[word] = ~equal;
   }
-  return word;
+}
+
+bool HasAvx2() {
+  static const bool has = __builtin_cpu_supports("avx2");
+  return has;
 }
 #endif
 
@@ -64,53 +82,45 @@ constexpr typename Element::Bits MagnitudeMask() {
   return static_cast<typename Element::Bits>(~typename Element::Bits{0});
 }
 
+// One bit for each element: where predicate(i) holds, which is what FullWords computes.
+template <bool kHasB, typename Bits, typename Predicate>
+std::vector<uint64_t> Words(const Bits* a, const Bits* b, Bits mask, int64_t count,
+                            Predicate predicate) {
+  std::vector<uint64_t> words(static_cast<size_t>((count + 63) / 64));
+  int64_t i = 0;
+#ifdef __x86_64__
+  if (HasAvx2()) {
+    FullWords<Bits, kHasB>(a, b, mask, count / 64, words.data());
+    i = count / 64 * 64;
+  }
+#endif
+  for (; i < count; i += 64) {
+    words[static_cast<size_t>(i / 64)] =
+        WordOf(count - i < 64 ? count - i : 64, [&](int64_t j) { return predicate(i + j); });
+  }
+  return words;
+}
+
 }  // namespace
 
 template <typename Element>
 std::vector<uint64_t> NonzeroBits(const typename Element::Bits* elements, int64_t count) {
   using Bits = typename Element::Bits;
-  std::vector<uint64_t> words(static_cast<size_t>((count + 63) / 64));
-  int64_t i = 0;
-#ifdef __SSE2__
-  const __m128i mask = Broadcast(MagnitudeMask<Element>()), zero = _mm_setzero_si128();
-  for (; i + 64 <= count; i += 64) {
-    const auto* from = reinterpret_cast<const char*>(elements + i);
-    words[static_cast<size_t>(i / 64)] = FullWord<Bits>(
-        [&](int v) { return Equal<Bits>(_mm_and_si128(Load(from + 16 * v), mask), zero); });
-  }
-#endif
-  for (; i < count; i += 64) {
-    words[static_cast<size_t>(i / 64)] =
-        WordOf<Bits>(count - i < 64 ? count - i : 64,
-                     [&](int64_t j) { return !Element::IsZero(elements[i + j]); });
-  }
-  return words;
+  return Words<false, Bits>(elements, nullptr, MagnitudeMask<Element>(), count,
+                            [&](int64_t i) { return !Element::IsZero(elements[i]); });
 }
 
 template <typename Element>
 std::vector<uint64_t> DifferentBits(const typename Element::Bits* a,
                                     const typename Element::Bits* b, int64_t count) {
   using Bits = typename Element::Bits;
-  std::vector<uint64_t> words(static_cast<size_t>((count + 63) / 64));
-  int64_t i = 0;
-#ifdef __SSE2__
-  for (; i + 64 <= count; i += 64) {
-    const auto* left = reinterpret_cast<const char*>(a + i);
-    const auto* right = reinterpret_cast<const char*>(b + i);
-    words[static_cast<size_t>(i / 64)] = FullWord<Bits>(
-        [&](int v) { return Equal<Bits>(Load(left + 16 * v), Load(right + 16 * v)); });
-  }
-#endif
-  for (; i < count; i += 64) {
-    words[static_cast<size_t>(i / 64)] = WordOf<Bits>(
-        count - i < 64 ? count - i : 64, [&](int64_t j) { return a[i + j] != b[i + j]; });
-  }
-  return words;
+  return Words<true, Bits>(a, b, static_cast<Bits>(~Bits{0}), count,
+                           [&](int64_t i) { return a[i] != b[i]; });
 }
 
 int64_t CountBits(const std::vector<uint64_t>& words) {
   int64_t count = 0;
-  for (const uint64_t word : words) count += std::popcount(word);
+  for (const uint64_t word : words) count += BitsIn(word);
   return count;
 }
 
