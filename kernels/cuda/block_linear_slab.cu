@@ -16,6 +16,7 @@
 #include "kernels/cuda/device/epilogue.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/pipeline.cuh"
+#include "kernels/cuda/device/staging.cuh"
 #include "kernels/cuda/device/tile_walk.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
 #include "kernels/cuda/kernels.h"
@@ -125,39 +126,6 @@ __device__ __forceinline__ void Produce(const CUtensorMap* x_map, const Params<T
   }
 }
 
-// A warp's 16 outputs × kTokens into the warpgroup's staging area: one 128-byte row a token, swizzled like the tensor map.
-// In chunks of 64 tokens, so that few values besides the accumulators are live.
-template <typename T, int kTokens>
-__device__ __forceinline__ void StageOutputs(const float (&acc)[kTokens / 2],
-                                             const float (&bias)[2], const LinearOutput<T>& to,
-                                             int64_t first_output, uint32_t staging) {
-  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  const int64_t output = first_output + lane / 4;
-  // Lane 8m + i addresses token i of matrix m: matrices 0 and 1 are outputs 0..7 and 8..15 of 8 tokens, 2 and 3 of the
-  // next 8.
-  const int chunk16 = (2 * warp + lane / 8 % 2) ^ (lane % 8);
-  const uint32_t row = staging + (lane / 16 * 8 + lane % 8) * kRowBytes + chunk16 * 16;
-#pragma unroll
-  for (int chunk = 0; chunk < kTokens / 64; ++chunk) {
-    float values[32];
-#pragma unroll
-    for (int i = 0; i < 32; ++i) values[i] = acc[32 * chunk + i] + bias[i / 2 % 2];
-    Activate<T>(values, to.activation);
-    if (first_output + 16 > to.out) {  // the tail of a row is zero
-#pragma unroll
-      for (int i = 0; i < 32; ++i) values[i] = output + i / 2 % 2 * 8 < to.out ? values[i] : 0.0f;
-    }
-#pragma unroll
-    for (int j = 0; j < 8; j += 2) {
-      const uint32_t matrices[4] = {PackPair<T>(values[4 * j], values[4 * j + 1]),
-                                    PackPair<T>(values[4 * j + 2], values[4 * j + 3]),
-                                    PackPair<T>(values[4 * j + 4], values[4 * j + 5]),
-                                    PackPair<T>(values[4 * j + 6], values[4 * j + 7])};
-      StoreMatricesTransposed(row + (64 * chunk + 8 * j) * kRowBytes, matrices);
-    }
-  }
-}
-
 template <typename T, Mode kMode, int kTokens>
 __device__ __forceinline__ void Consume(const CUtensorMap* y_map, const Params<T>& params,
                                         Worker worker, uint32_t stages, uint32_t staging,
@@ -216,7 +184,10 @@ __device__ __forceinline__ void Consume(const CUtensorMap* y_map, const Params<T
     const uint32_t buffer = staging + round % Tile::kBuffers * Tile::kOutputBytes;
     if (stores) WaitStoresRead<Tile::kBuffers - 1>();  // this buffer's last store has left it
     SyncThreads(1 + warpgroup, 128);
-    StageOutputs<T, kTokens>(acc, bias, params.to, output + warp * 16, buffer);
+#pragma unroll
+    for (int t = 0; t < kTokens; t += kStagedTokens) {
+      StageOutputs<T>(acc + t / 2, bias, params.to, output + warp * 16, buffer + t * kRowBytes);
+    }
     FenceAsyncProxy();
     SyncThreads(1 + warpgroup, 128);
     if (stores) {

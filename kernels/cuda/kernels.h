@@ -30,7 +30,8 @@ namespace espalier::kernels::cuda {
   X(GatherPairs)                 \
   X(GatherWhole)                 \
   X(ExpandTiles)                 \
-  X(BlockFma)
+  X(BlockFma)                    \
+  X(TwoFour)
 
 enum class CudaKernel : int32_t {
 #define ESPALIER_CUDA_KERNEL_ENUM(name) k##name,

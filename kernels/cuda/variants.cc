@@ -8,6 +8,7 @@
 #include "kernels/cuda/expand_image.h"
 #include "kernels/cuda/gather_image.h"
 #include "kernels/cuda/row_group_image.h"
+#include "kernels/cuda/two_four_image.h"
 
 namespace espalier::kernels::cuda {
 namespace {
@@ -77,6 +78,14 @@ struct ExpandForm {
   static bool Fits(const LinearDesc& desc) { return FitsExpandImage(desc); }
   static constexpr auto kBytes = ExpandImageBytes;
   static constexpr auto kPack = PackExpandImage;
+  static constexpr auto Scratch = NoScratch;
+};
+
+struct TwoFourForm {
+  static constexpr const char* kPacking = "cuda_two_four_image";
+  static bool Fits(const LinearDesc& desc) { return FitsTwoFourImage(desc); }
+  static constexpr auto kBytes = TwoFourImageBytes;
+  static constexpr auto kPack = PackTwoFourImage;
   static constexpr auto Scratch = NoScratch;
 };
 

@@ -15,11 +15,12 @@ struct RingBarriers {
   __device__ __forceinline__ uint32_t Empty(int stage) const { return empty + 8 * stage; }
 };
 
-// Called by one thread before a __syncthreads. A stage is full after one expecting arrival and its bytes, empty after
-// `arrivals` of the consumers.
-__device__ __forceinline__ void InitRing(RingBarriers barriers, int stages, int arrivals) {
+// Called by one thread before a __syncthreads. A stage is full after an expecting arrival of each producer and their bytes,
+// empty after `arrivals` of the consumers.
+__device__ __forceinline__ void InitRing(RingBarriers barriers, int stages, int arrivals,
+                                         int producers = 1) {
   for (int s = 0; s < stages; ++s) {
-    InitBarrier(barriers.Full(s), 1);
+    InitBarrier(barriers.Full(s), producers);
     InitBarrier(barriers.Empty(s), arrivals);
   }
   FenceBarrierInit();

@@ -155,11 +155,14 @@ __device__ __forceinline__ void ArriveAt(uint32_t barrier_address, uint32_t rank
       "r"(rank)
       : "memory");
 }
-// The address of `address` in the thread block `rank` of the cluster, for StoreToCluster.
+// The address of `address` in the thread block `rank` of the cluster, for StoreToCluster and ArriveInCluster.
 __device__ __forceinline__ uint32_t ClusterAddress(uint32_t address, uint32_t rank) {
   uint32_t there;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
+}
+__device__ __forceinline__ void ArriveInCluster(uint32_t cluster_address) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(cluster_address) : "memory");
 }
 __device__ __forceinline__ void StoreToCluster(uint32_t cluster_address, float value) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(cluster_address), "f"(value) : "memory");
@@ -235,6 +238,9 @@ __device__ __forceinline__ uint4 LoadShared128(uint32_t address) {
 __device__ __forceinline__ void StoreShared16(uint32_t address, uint32_t value) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(static_cast<uint16_t>(value))
                : "memory");
+}
+__device__ __forceinline__ void StoreShared32(uint32_t address, uint32_t value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 __device__ __forceinline__ void StoreShared128(uint32_t address, const uint4& value) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x),

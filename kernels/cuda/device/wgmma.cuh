@@ -28,7 +28,8 @@ struct Operand {
     return uint64_t{kHigh} << 32 | (low + bytes / 16);
   }
 };
-constexpr uint32_t kProductBytes = 32;  // one instruction consumes 16 values of K
+constexpr uint32_t kProductBytes =
+    32;  // one instruction consumes 16 values of K, a sparse one 32 of b
 
 __device__ __forceinline__ void FenceProducts() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -153,6 +154,54 @@ __device__ __forceinline__ void Product(float (&d)[kCount], uint64_t a, uint64_t
       ESPALIER_WGMMA_256("f16");
   } else {
     static_assert(kCount == 0, "no wgmma of this width");
+  }
+}
+
+// a: 64 × 32 with at most two non-zeros in every four neighbours of a row, of which 64 × 16 values are stored; `metadata`
+// says which they are: 4 bits a group, columns 16·(lane % 2) .. + 15 of row lane / 4 of the warp's 16 (low half) and of the
+// row 8 below, in lanes with lane % 4 < 2 (the others' is not read). d += a · bᵀ, n = 2 · kCount columns.
+#define ESPALIER_SPARSE_WGMMA_128(type)                                                           \
+  asm volatile("wgmma.mma_async.sp.sync.aligned.m64n128k32.f32." type "." type                    \
+               " {"                                                                               \
+               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, " \
+               "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, " \
+               "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
+               "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"             \
+               "}, %64, %65, %66, 0, 1, 1, 1, 0, 0;"                                              \
+               : ESPALIER_ACC64(0)                                                                \
+               : "l"(a), "l"(b), "r"(metadata))
+
+#define ESPALIER_SPARSE_WGMMA_256(type)                                                           \
+  asm volatile("wgmma.mma_async.sp.sync.aligned.m64n256k32.f32." type "." type                    \
+               " {"                                                                               \
+               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, " \
+               "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, " \
+               "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
+               "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, " \
+               "%66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, " \
+               "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, " \
+               "%98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "     \
+               "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, "   \
+               "%124, %125, %126, %127"                                                           \
+               "}, %128, %129, %130, 0, 1, 1, 1, 0, 0;"                                           \
+               : ESPALIER_ACC64(0), ESPALIER_ACC64(64)                                            \
+               : "l"(a), "l"(b), "r"(metadata))
+
+template <typename T, int kCount>
+__device__ __forceinline__ void SparseProduct(float (&d)[kCount], uint64_t a, uint64_t b,
+                                              uint32_t metadata) {
+  static_assert(kCount == 64 || kCount == 128);
+  constexpr bool kIsBFloat16 = __is_same(T, BFloat16);
+  if constexpr (kCount == 64) {
+    if constexpr (kIsBFloat16)
+      ESPALIER_SPARSE_WGMMA_128("bf16");
+    else
+      ESPALIER_SPARSE_WGMMA_128("f16");
+  } else {
+    if constexpr (kIsBFloat16)
+      ESPALIER_SPARSE_WGMMA_256("bf16");
+    else
+      ESPALIER_SPARSE_WGMMA_256("f16");
   }
 }
 

@@ -84,6 +84,17 @@ std::vector<Case> Suite(const std::string& name) {
       add(layout, 4096, 0.01, {1024});
     }
   }
+  if (name == "two_four") {
+    for (int64_t width : {int64_t{4096}, kWide}) {
+      const auto add = [&](Layout layout, double density, int64_t tokens) {
+        cases.push_back({"two_four", {Layer(layout, width, width, 1, density)}, tokens, true});
+      };
+      for (double density : {0.1, 0.05, 0.01}) {
+        for (int64_t tokens : {1024, 4096, 10240}) add(Layout::kDiagonal, density, tokens);
+      }
+      for (double density : {0.1, 0.05}) add(Layout::kCsr, density, 4096);
+    }
+  }
   if (name == "fp32") {
     for (int32_t b : {1, 16, 32, 64, 128}) {
       for (int64_t tokens : {1, 16, 64, 1024}) {

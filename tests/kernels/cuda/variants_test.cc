@@ -71,6 +71,7 @@ TEST(CudaVariantsTest, ScatteredWeightsOfTwoBytesGetTensorCoresToo) {
   for (Layout layout : {Layout::kCsr, Layout::kDiagonal}) {
     const auto found = Supported(Problem(layout, DType::kBFloat16, 1, 100), Arch::kSm90);
     EXPECT_TRUE(found.contains(std::string(NameOf(layout)) + "_linear_bf16_sm90_expand"));
+    EXPECT_TRUE(found.contains(std::string(NameOf(layout)) + "_linear_bf16_sm90_two_four"));
   }
 }
 
