@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
+#include "kernels/cuda/variants.h"
 
 namespace espalier::planner {
 namespace {
@@ -52,6 +53,10 @@ double GpuRateOf(const kernels::LinearDesc& desc) {
   return desc.layout == kernels::Layout::kDiagonal ? 9e6 : 4e6;
 }
 
+// 2:4 operands: of all elements of W, in tiles of this many tokens.
+constexpr double kTwoFourRate = 5e8;
+constexpr double kTwoFourTokens = 256;
+
 // From weights in L2 or memory, small problems; launch, first bytes and the end of a kernel.
 constexpr double kGpuBytesPerMicro = 3e6;
 constexpr double kGpuLaunchMicros = 3;
@@ -59,21 +64,27 @@ constexpr double kGpuLaunchMicros = 3;
 }  // namespace
 
 CostEstimate EstimateLinearOnGpu(const kernels::LinearDesc& desc, int64_t stored,
-                                 size_t weight_bytes) {
+                                 size_t weight_bytes, const kernels::LinearVariant* variant) {
   CostEstimate estimate;
   const double tokens = static_cast<double>(desc.tokens);
-  // Tensor cores work in tiles: fewer tokens take as long as one tile of 64.
-  const double tiled = std::max(tokens, desc.weight_dtype == DType::kFloat32 ? 1.0 : 64.0);
-  estimate.multiplications = static_cast<double>(stored) * tokens;
+  const bool is_two_four = variant != nullptr &&
+                           kernels::cuda::KernelOf(*variant) == kernels::cuda::CudaKernel::kTwoFour;
+  const bool gathers =
+      desc.layout != kernels::Layout::kDense && desc.block_rows == 1 && !is_two_four;
+  // Tensor cores work in tiles: fewer tokens take as long as one tile.
+  const double tile = gathers || desc.weight_dtype == DType::kFloat32 ? 1
+                      : is_two_four                                   ? kTwoFourTokens
+                                                                      : 64;
+  const double rate = is_two_four ? kTwoFourRate : GpuRateOf(desc);
+  const int64_t multiplied = is_two_four ? desc.out * desc.in : stored;
+  estimate.multiplications = static_cast<double>(multiplied) * tokens;
   estimate.bytes = static_cast<double>(weight_bytes);
   estimate.elements = tokens * static_cast<double>(desc.in + desc.out);
-  const bool gathers = desc.layout != kernels::Layout::kDense && desc.block_rows == 1;
-  estimate.micros =
-      kGpuLaunchMicros +
-      std::max(
-          static_cast<double>(stored) * (gathers ? tokens : tiled) / GpuRateOf(desc),
-          (estimate.bytes + estimate.elements * static_cast<double>(SizeOf(desc.weight_dtype))) /
-              kGpuBytesPerMicro);
+  estimate.micros = kGpuLaunchMicros +
+                    std::max(static_cast<double>(multiplied) * std::max(tokens, tile) / rate,
+                             (estimate.bytes +
+                              estimate.elements * static_cast<double>(SizeOf(desc.weight_dtype))) /
+                                 kGpuBytesPerMicro);
   return estimate;
 }
 

@@ -26,9 +26,11 @@ CostEstimate EstimateLinear(const kernels::LinearDesc& desc, int64_t stored, siz
                             int threads);
 
 // The same on a GPU, where everything but the constants is one launch: µs = launch + max(multiplications / rate,
-// bytes of weight, x and y / bandwidth). x and y are of the weight's type.
+// bytes of weight, x and y / bandwidth). x and y are of the weight's type. `variant`, may be null: one that multiplies 2:4
+// operands does as many multiplications as a dense one.
 CostEstimate EstimateLinearOnGpu(const kernels::LinearDesc& desc, int64_t stored,
-                                 size_t weight_bytes);
+                                 size_t weight_bytes,
+                                 const kernels::LinearVariant* variant = nullptr);
 
 // "16.8 M multiplications, 67.1 MB: 1285 us".
 std::string ToString(const CostEstimate& estimate);

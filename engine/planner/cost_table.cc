@@ -25,7 +25,8 @@ constexpr double kGpuMeasuringMicros = 500;
 
 // Which layouts get candidates. One rule a line; structure.layouts is smallest first.
 std::vector<sparse::LayoutOption> PruneLayouts(const sparse::WeightStructure& structure,
-                                               int layouts_per_kind) {
+                                               bool is_gpu) {
+  const int layouts_per_kind = is_gpu ? kLayoutsPerKindOnGpu : kLayoutsPerKind;
   const size_t dense_bytes = structure.out * structure.in * SizeOf(structure.dtype);
   int of_kind[16] = {};
   std::vector<sparse::LayoutOption> kept;
@@ -34,8 +35,11 @@ std::vector<sparse::LayoutOption> PruneLayouts(const sparse::WeightStructure& st
       kept.push_back(layout);  // dense is always a candidate
       continue;
     }
-    if (layout.bytes > dense_bytes) continue;  // reads more than dense and multiplies worse
-    if (layout.fill < kLowestFill) continue;   // mostly stored zeros
+    // Reads more than dense and multiplies worse; but csr may pack into 2:4 operands of a GPU, which are smaller.
+    const bool may_be_two_four = is_gpu && layout.spec.layout == kernels::Layout::kCsr &&
+                                 2 * layout.count <= structure.out * structure.in;
+    if (layout.bytes > dense_bytes && !may_be_two_four) continue;
+    if (layout.fill < kLowestFill) continue;  // mostly stored zeros
     if (of_kind[static_cast<int>(layout.spec.layout)]++ >= layouts_per_kind)
       continue;  // a relative
     kept.push_back(layout);
@@ -134,8 +138,7 @@ CostTable ListOptions(const sparse::WeightStructure& structure, std::vector<int6
   }
   table.tokens = std::move(tokens);
   table.costs.resize(table.tokens.size());
-  for (const sparse::LayoutOption& layout :
-       PruneLayouts(structure, is_gpu ? kLayoutsPerKindOnGpu : kLayoutsPerKind)) {
+  for (const sparse::LayoutOption& layout : PruneLayouts(structure, is_gpu)) {
     for (const kernels::LinearVariant& variant : device.linear_variants()) {
       if (variant.layout != layout.spec.layout || !device.Runs(variant)) continue;
       const LayerOption option = {layout, &variant, layout.bytes};
@@ -146,7 +149,7 @@ CostTable ListOptions(const sparse::WeightStructure& structure, std::vector<int6
         desc.io_dtype = IoTypeOf(structure.dtype, device);
         if (!variant.supports(desc)) continue;
         costs[b].predicted =
-            (is_gpu ? EstimateLinearOnGpu(desc, layout.stored, layout.bytes)
+            (is_gpu ? EstimateLinearOnGpu(desc, layout.stored, layout.bytes, &variant)
                     : EstimateLinear(desc, layout.stored, layout.bytes, device.threads()))
                 .micros;
         runs = true;

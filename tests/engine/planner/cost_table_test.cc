@@ -4,6 +4,7 @@
 #include "engine/planner/measure.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/cuda/variants.h"
 #include "tests/engine/planner/fake_table.h"
 
 namespace espalier::planner {
@@ -62,6 +63,27 @@ TEST(CostModelTest, MoreWorkCostsMoreAndThreadsCostLess) {
   }
   EXPECT_EQ(ToString(EstimateLinear({1, 10, 10, Layout::kDense}, 100, 400, 1)).substr(0, 4),
             "0.00");
+}
+
+TEST(CostModelTest, TwoFourOperandsCostWhatTheWholeWeightDoesAndGathersTheNonZeros) {
+  const auto estimate = [](const std::string& name, int64_t tokens, int64_t stored) {
+    for (const kernels::LinearVariant& variant : kernels::cuda::CudaLinearVariants()) {
+      if (variant.name != name) continue;
+      const kernels::LinearDesc desc = {
+          tokens, 4096, 4096, Layout::kCsr, DType::kBFloat16, DType::kBFloat16, 1, 1, stored};
+      return EstimateLinearOnGpu(desc, stored, stored * 6, &variant).micros;
+    }
+    ADD_FAILURE() << name;
+    return 0.0;
+  };
+  constexpr int64_t kTenth = 4096 * 4096 / 10;
+  const std::string two_four = "csr_linear_bf16_sm90_two_four",
+                    gather = "csr_linear_bf16_sm90_gather";
+  EXPECT_EQ(estimate(two_four, 4096, kTenth), estimate(two_four, 4096, kTenth / 2));
+  EXPECT_EQ(estimate(two_four, 1, kTenth), estimate(two_four, 256, kTenth));
+  EXPECT_GT(estimate(gather, 4096, kTenth), 1.9 * estimate(gather, 4096, kTenth / 2));
+  EXPECT_LT(estimate(two_four, 4096, kTenth), estimate(gather, 4096, kTenth));
+  EXPECT_GT(estimate(two_four, 1, kTenth), estimate(gather, 1, kTenth));
 }
 
 }  // namespace
