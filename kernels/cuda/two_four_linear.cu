@@ -46,7 +46,7 @@ constexpr int kBuffers = 2;  // for outputs, a warpgroup: one drains while the o
 constexpr int kBufferBytes = kStagedTokens * kStagedRowBytes;
 constexpr int kStagingOffset = kStages * kStageBytes;
 constexpr int kBarriersOffset = kStagingOffset + 2 * kBuffers * kBufferBytes;
-constexpr int kPlacesOffset = kBarriersOffset + 16 * kStages;
+constexpr int kPlacesOffset = kBarriersOffset + 24 * kStages;
 constexpr int kSharedBytes = kPlacesOffset + 4 * kStages + kImageAlignment;
 static_assert(kSharedBytes <= 227 * 1024);
 // Token tiles that are walked together: 66 clusters then share about 8 tiles of x and 8 groups of weights in L2.
@@ -75,6 +75,11 @@ struct Shared {
   __device__ __forceinline__ uint32_t Stage(int stage) const { return base + stage * kStageBytes; }
   __device__ __forceinline__ RingBarriers Barriers() const {
     return {base + kBarriersOffset, base + kBarriersOffset + 8 * kStages};
+  }
+  // Every consuming thread has read its own thread block's part of a stage, so that weights may be replaced; a stage is
+  // empty when that is so in both thread blocks, for which one lane a warp vouches.
+  __device__ __forceinline__ uint32_t Read(int stage) const {
+    return base + kBarriersOffset + 16 * kStages + 8 * stage;
   }
   // TwoFourPanel::pieces of the panel in a stage.
   __device__ __forceinline__ uint32_t Places(int stage) const {
@@ -185,7 +190,7 @@ __device__ __forceinline__ void ProduceWeights(const Params<T>& params, const Sh
       const uint32_t full = shared.Barriers().Full(stage), to = shared.Stage(stage) + kXBytes;
       const uint32_t first = (sizes & 0xffff) * kPieceUnit, second = (sizes >> 16) * kPieceUnit;
       const char* pieces = params.pieces + int64_t{begin} * kPieceUnit;
-      Wait(shared.Barriers().Empty(stage), parity ^ 1);
+      Wait(shared.Read(stage), parity ^ 1);
       StoreShared32(shared.Places(stage), places);
       ArriveExpecting(full, first + second);
       if (first > 0) CopyBulk(to, pieces, first, full);
@@ -197,22 +202,19 @@ __device__ __forceinline__ void ProduceWeights(const Params<T>& params, const Sh
 
 // What a consumer needs in every round, of stage 0.
 struct Consumer {
-  uint32_t base;      // the slab
+  Shared shared;
   uint32_t pieces;    // its warpgroup's
   uint32_t places;    // where the slots of the pieces are
   uint32_t metadata;  // this lane's word of the first piece, if it is sparse
   uint32_t empty;     // lanes below kCluster: that thread block's barrier; 0: other lanes
 
-  __device__ __forceinline__ explicit Consumer(const Shared& shared) : base(shared.base) {
+  __device__ __forceinline__ explicit Consumer(const Shared& shared) : shared(shared) {
     const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     pieces = Kept(shared.base + kXBytes + warpgroup * kRowsBytes);
     places = Kept(shared.Places(0) + warpgroup * 2);
     metadata = Kept(shared.base + kXBytes + warpgroup * kRowsBytes + kSparseValuesBytes +
                     4 * (16 * warp + lane / 4 * 2 + lane % 2));
     empty = Kept(lane < kCluster ? ClusterAddress(shared.Barriers().Empty(0), lane) : 0);
-  }
-  __device__ __forceinline__ uint32_t Full(int stage) const {
-    return base + kBarriersOffset + 8 * stage;
   }
 };
 
@@ -244,7 +246,7 @@ struct Pieces {
   template <typename T, int kCount>
   __device__ __forceinline__ void Multiply(const Consumer& consumer, int stage,
                                            float (&acc)[kCount]) const {
-    const Operand<kRowBytes> slab(consumer.base);
+    const Operand<kRowBytes> slab(consumer.shared.base);
     const uint32_t x = stage * kStageBytes;
     if (are_sparse) {
       const Operand<kTwoFourColumns> weight(consumer.pieces);
@@ -311,7 +313,7 @@ __device__ __forceinline__ void ConsumeTile(const CUtensorMap* y_map, const Para
   Pieces pieces[2];
   const int steps = Steps(item);
   if (steps > 0) {
-    Wait(consumer.Full(0), parity);
+    Wait(consumer.shared.Barriers().Full(0), parity);
     pieces[0].Load(consumer, 0);
   }
   for (int step = 0; step < steps; step += kStages) {
@@ -321,11 +323,12 @@ __device__ __forceinline__ void ConsumeTile(const CUtensorMap* y_map, const Para
       const int next = (s + 1) % kStages;
       if (next == 0) parity ^= 1;
       if (next > 0 || step + kStages < steps) {
-        Wait(consumer.Full(next), parity);
+        Wait(consumer.shared.Barriers().Full(next), parity);
         pieces[(s + 1) % 2].Load(consumer, next);
       }
       WaitProducts<0>();
       pieces[s % 2].Keep();
+      Arrive(consumer.shared.Read(s));
       if (consumer.empty != 0) ArriveInCluster(consumer.empty + 8 * s);
     }
   }
@@ -333,7 +336,7 @@ __device__ __forceinline__ void ConsumeTile(const CUtensorMap* y_map, const Para
 
 #pragma unroll
   for (int t = 0; t < kTileTokens; t += kStagedTokens) {
-    const uint32_t buffer = consumer.base + kStagingOffset +
+    const uint32_t buffer = consumer.shared.base + kStagingOffset +
                             (warpgroup * kBuffers + t / kStagedTokens % kBuffers) * kBufferBytes;
     if (stores) WaitStoresRead<kBuffers - 1>();  // this buffer's last store has left it
     SyncThreads(1 + warpgroup, 128);
@@ -376,6 +379,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Shared shared{Kept((SharedAddress(dynamic_shared) + kImageAlignment - 1) / kImageAlignment *
                            kImageAlignment)};
   if (threadIdx.x == 0) {
+    for (int s = 0; s < kStages; ++s) InitBarrier(shared.Read(s), 32 * kConsumerWarps);
     InitRing(shared.Barriers(), kStages, kCluster * kConsumerWarps, 2);
     PrefetchMap(&x_map);
     PrefetchMap(&y_map);
