@@ -17,7 +17,7 @@ RESULTS = ROOT / "tests/bench/results"
 TARGET = ROOT / "engine/planner/speed_tables.inc"
 
 DEVICES = {
-    "h200": ["linear.json", "scattered.json", "bars.json"],
+    "h200": ["linear.json", "scattered.json", "bars.json", "two_four.json"],
 }
 TYPES = {"f32": "kFloat32", "bf16": "kBFloat16", "f16": "kFloat16"}
 BLOCKS = {"diagonal": "diagonal", "block_csr": "block"}
