@@ -41,9 +41,12 @@ absl::Status UpdateManager::Flip(const Opened& opened, const Held& held, const V
   UpdateLine& line = *opened.line;
   const int64_t began = NowNanos();
   if (auto status = decide(); !status.ok()) return status;
+  const int64_t decided = NowNanos();
   absl::Status flipped = models_->Supersede(*held.turn, held.active.version, next);
-  line.counts().Add(
-      [&](UpdateStatistics& counts) { counts.commit_seconds += SecondsSince(began); });
+  line.counts().Add([&](UpdateStatistics& counts) {
+    counts.commit_seconds += SecondsSince(began);
+    counts.flip_seconds += SecondsSince(decided);
+  });
   if (flipped.ok()) {
     line.other_copy().Keep(held.active.version);
     LogEvent(spdlog::level::info, "model updated",

@@ -22,6 +22,8 @@ struct UpdateStatistics {
   uint64_t received_bytes = 0;
   uint64_t edited = 0, rebuilt = 0;  // updates that went into the shadow in place, or anew
   double stage_seconds = 0, commit_seconds = 0;  // sums
+  // The part of commits in which a request may have to wait: from the decision to the new version.
+  double flip_seconds = 0;
   int64_t version = 0, sequence = 0;
   bool on_probation = false;
 };

@@ -84,7 +84,14 @@ class WeightEncoder {
     }
   }
 
+  // Elements of a segment before and after, kept from one to the next: new memory of this size is
+  // new pages from the kernel each time.
+  struct Buffers {
+    std::vector<char> before, after;
+  };
+
   void Work() {
+    Buffers buffers;
     for (;;) {
       size_t index;
       {
@@ -92,8 +99,9 @@ class WeightEncoder {
         if (!failure_.ok() || next_job_ == jobs_.size()) return;
         index = next_job_++;
       }
-      const absl::Status status =
-          jobs_[index].kind == Job::Kind::kEncode ? Encode(index) : DigestTensor(jobs_[index]);
+      const absl::Status status = jobs_[index].kind == Job::Kind::kEncode
+                                      ? Encode(index, buffers)
+                                      : DigestTensor(jobs_[index]);
       if (status.ok()) continue;
       const std::lock_guard lock(mutex_);
       failure_.Update(status);
@@ -122,7 +130,7 @@ class WeightEncoder {
     return absl::OkStatus();
   }
 
-  absl::Status Encode(size_t index) {
+  absl::Status Encode(size_t index, Buffers& buffers) {
     const Job& job = jobs_[index];
     const TensorInfo& tensor = old_.tensors()[job.tensor];
     Encoded encoded{job.tensor, job.segment, "", {}};
@@ -130,13 +138,14 @@ class WeightEncoder {
     const int64_t count = std::min(kSegmentElements, tensor.elements() - first);
     if (map_[job.tensor] >= 0) {
       const auto bytes = static_cast<size_t>(count * SizeOf(tensor.kind()));
-      std::vector<char> before(bytes), after(bytes);
-      auto status = old_.Read(job.tensor, first, count, before.data());
+      for (std::vector<char>* buffer : {&buffers.before, &buffers.after})
+        buffer->resize(std::max(buffer->size(), bytes));
+      auto status = old_.Read(job.tensor, first, count, buffers.before.data());
       if (!status.ok()) return status;
-      status = new_.Read(static_cast<size_t>(map_[job.tensor]), first, count, after.data());
+      status = new_.Read(static_cast<size_t>(map_[job.tensor]), first, count, buffers.after.data());
       if (!status.ok()) return status;
-      auto record = EncodeSegment(tensor.kind(), before.data(), after.data(), count, encoded.counts,
-                                  options_.encode);
+      auto record = EncodeSegment(tensor.kind(), buffers.before.data(), buffers.after.data(), count,
+                                  encoded.counts, options_.encode);
       if (!record.ok()) return record.status();
       encoded.record = *std::move(record);
     }

@@ -16,9 +16,9 @@ namespace {
 
 constexpr int64_t kBlockElements = 16 << 10, kMaxBlockElements = 64 << 10;
 
-// Bitmap and present elements of a block.
+// A zero byte, bitmap and present elements of a block. `buffer` only grows.
 template <typename Bits>
-void Present(const uint8_t* bytes, int64_t count, std::string& to) {
+absl::string_view Present(const uint8_t* bytes, int64_t count, std::string& buffer) {
   std::vector<Bits> aligned;
   const Bits* elements = reinterpret_cast<const Bits*>(bytes);
   if (reinterpret_cast<uintptr_t>(bytes) % alignof(Bits) != 0) {
@@ -27,9 +27,10 @@ void Present(const uint8_t* bytes, int64_t count, std::string& to) {
     elements = aligned.data();
   }
   const std::vector<uint64_t> present = NonzeroBits<PlainElement<Bits>>(elements, count);
-  to.assign(1, '\0');
-  to.resize(1 + static_cast<size_t>((count + 7) / 8 + count * int64_t{sizeof(Bits)}));
-  auto* out = reinterpret_cast<uint8_t*>(to.data()) + 1;
+  buffer.resize(std::max(buffer.size(),
+                         1 + static_cast<size_t>((count + 7) / 8 + count * int64_t{sizeof(Bits)})));
+  buffer[0] = '\0';
+  auto* out = reinterpret_cast<uint8_t*>(buffer.data()) + 1;
   for (size_t byte = 0; byte < static_cast<size_t>((count + 7) / 8); ++byte)
     *out++ = static_cast<uint8_t>(present[byte / 8] >> (8 * (byte % 8)));
   for (size_t word = 0; word < present.size(); ++word) {
@@ -44,7 +45,7 @@ void Present(const uint8_t* bytes, int64_t count, std::string& to) {
       out += sizeof(Bits);
     }
   }
-  to.resize(static_cast<size_t>(reinterpret_cast<char*>(out) - to.data()));
+  return {buffer.data(), static_cast<size_t>(reinterpret_cast<char*>(out) - buffer.data())};
 }
 
 absl::StatusOr<Digest> DigestTensor(const TensorReader& reader, size_t index) {
@@ -74,17 +75,9 @@ TensorDigester::TensorDigester(TensorInfo tensor)
       element_bytes_(static_cast<size_t>(SizeOf(tensor_.kind()))) {}
 
 void TensorDigester::AddBlock(const uint8_t* elements, int64_t count) {
-  switch (element_bytes_) {
-    case 4:
-      Present<uint32_t>(elements, count, present_);
-      break;
-    case 2:
-      Present<uint16_t>(elements, count, present_);
-      break;
-    default:
-      Present<uint8_t>(elements, count, present_);
-  }
-  sha_.Update(present_);
+  sha_.Update(element_bytes_ == 4   ? Present<uint32_t>(elements, count, present_)
+              : element_bytes_ == 2 ? Present<uint16_t>(elements, count, present_)
+                                    : Present<uint8_t>(elements, count, present_));
   blocks_.push_back(sha_.Finish());
 }
 

@@ -3,7 +3,8 @@
 
     tests/bench/updates_bytes.py --out tests/bench/results/updates/bytes.json
     tests/bench/updates_bytes.py --only dense    some pairs; the rows of the others in --out stay as they are
-    tests/bench/updates_bytes.py --ours          ours anew, the other tools' sizes and times from the same pair in --out
+    tests/bench/updates_bytes.py --tools bsdiff  ours and bsdiff anew, the others' sizes and times from the same pair in
+                                                 --out; with --tools= only ours. A row names tools that it lacks: not_run
     tests/bench/updates_bytes.py --keep FOLDER   checkpoints go there and are used again when they are there already
 
 Every tool gets the same two files; ours counts with manifest and one signature, the others with nothing of the kind.
@@ -159,30 +160,30 @@ def hdiffz(old: pathlib.Path, new: pathlib.Path, out: pathlib.Path) -> float:
     return seconds
 
 
-def measure(name: str, folder: pathlib.Path, bench: pathlib.Path, rounds: int, known: dict | None, cut: dict | None) -> dict:
-    """Returns the row of one pair; the other tools' part from `known`, if that is of the same pair, or from its `cut`."""
+def measure(name: str, folder: pathlib.Path, args: argparse.Namespace, known: dict, cut: dict | None) -> dict:
+    """Returns the row of one pair; what is not to run from `known`, if that is of the same pair, or all from its `cut`."""
     old, new = folder / OLD, folder / NEW
-    run = subprocess.run([bench, old, new, f"--rounds={rounds}"], check=True, capture_output=True, text=True)
+    run = subprocess.run([args.bench, old, new, f"--rounds={args.rounds}"], check=True, capture_output=True, text=True)
     row = {"pair": name, **json.loads(run.stdout)}
     if cut:
         factor = WHOLE // CUT
         row.update({key: round(factor * value, 4) for key, value in cut.items() if key.removesuffix("_s") in TOOLS})
         row["scaled_from_mib"] = CUT
-    elif known and (known["changes"], known["nonzeros"]) == (row["changes"], row["nonzeros"]):
+    elif all(known.get(key) == row[key] for key in ("changes", "nonzeros", "file_bytes")):
         row.update({key: value for key, value in known.items() if key.removesuffix("_s") in TOOLS})
-    for tool in TOOLS:
-        if tool in row:
-            continue
+    for tool in () if cut else args.tools:
         out = folder / f"patch.{tool}"
         row[f"{tool}_s"] = round(globals()[tool](old, new, out), 4)
         row[tool] = out.stat().st_size
         out.unlink()
     value_bytes = 2 if "bf16" in name else 4
     row["int32_bf16" if value_bytes == 2 else "int32_f32"] = (4 + value_bytes) * row["changes"]
-    best = min(TOOLS, key=lambda tool: row[tool])
+    if not_run := [tool for tool in TOOLS if tool not in row]:
+        row["not_run"] = not_run
+    best = min((tool for tool in TOOLS if tool in row), key=lambda tool: row[tool])
     row["best"], row["ratio"] = best, round(row["ours"] / row[best], 4)
     print(f"{name:40s} {row['changes']:9d} changes  ours {row['ours']:9d}  {best} {row[best]:9d}  ratio {row['ratio']:.3f}"
-          f"  encode {row['bsdiff_s'] / row['encode_s']:.0f}x bsdiff"
+          f"  encode {row.get('bsdiff_s', math.nan) / row['encode_s']:.0f}x bsdiff"
           f"  decode {row['decode_ns'] / row['decode_allowed_ns']:.2f} of allowed", flush=True)
     return row
 
@@ -243,11 +244,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--bench", type=pathlib.Path, default=ROOT / "build/release/bin/updates_bench")
-    parser.add_argument("--ours", action="store_true", help="only ours; the other tools' part from --out")
+    parser.add_argument("--tools", type=lambda text: [tool for tool in text.split(",") if tool], default=list(TOOLS),
+                        help="run these; the others' part from --out")
     parser.add_argument("--only", default="", help="pairs whose name contains this")
     parser.add_argument("--keep", type=pathlib.Path, help="folder in which the checkpoints stay")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
+    if unknown := set(args.tools) - set(TOOLS):
+        parser.error(f"no such tool: {', '.join(unknown)}")
     missing = [tool for tool in ("bsdiff", "xdelta3", "zstd") if not shutil.which(tool)]
     if missing or not args.bench.exists():
         print(f"missing: {' '.join(missing) or args.bench} (see --help)", file=sys.stderr)
@@ -263,7 +267,7 @@ def main() -> int:
             return 2
         with tempfile.TemporaryDirectory() as folder:
             path = made(args.keep / name.replace(" ", "_") if args.keep else pathlib.Path(folder), make)
-            rows[name] = measure(name, path, args.bench, args.rounds, rows.get(name) if args.ours else None, rows.get(cut))
+            rows[name] = measure(name, path, args, rows.get(name, {}), rows.get(cut))
         if args.out:
             write_result(args.out, rows)
     print(f"geometric mean of ours / best tool: {geomean([row['ratio'] for row in rows.values()]):.3f} over {len(rows)} pairs")
