@@ -10,6 +10,7 @@ Cases
   latency    p50 at concurrency 1 through the batcher over run at once by the thread that brings the request
   overload   twice the load that fits, for --soak_seconds: nothing lost or answered twice, pending below its cap,
              memory and the latency of a single request as before
+  load       p99 at 30 % load while another model is loaded and unloaded, over p99 while none is
   peers      throughput and p99 against other servers of the same protocol
 
 Everything is driven by `espalier bench`. What is compared runs in alternating windows, and medians are compared. Before
@@ -30,7 +31,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import signal
 import socket
 import statistics
@@ -39,44 +39,17 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests/integration"))
-
-import harness  # noqa: E402
-import numpy as np  # noqa: E402
-import onnx  # noqa: E402
-from onnx import numpy_helper  # noqa: E402
+import numpy as np
+import tritonclient.grpc as triton
+from serving_windows import (ROOT, Endpoint, Options, add_model, alternate, bench, harness, median, metric, spread,
+                             verify, write_perceptron)
 
 PEER_FOLDER = ROOT / "tests/bench/peers"
 DIGITS = "mnist_block16"  # the model of latency and overload
 PEER_MODEL = "mnist_dense"  # what all can run at their best
 MIB = 1 << 20
-
-
-@dataclasses.dataclass
-class Options:
-    """How long and how often to look."""
-
-    windows: int = 10
-    seconds: float = 3
-    warmup: float = 0.5
-    soak_seconds: float = 600
-    width: int = 4096
-    layers: int = 4
-    sparsity: tuple[float, ...] = (0.9, 0)
-    peers: tuple[str, ...] = ()
-    peer_envs: pathlib.Path = ROOT / "build/peers"
-
-
-@dataclasses.dataclass
-class Endpoint:
-    """A model of a server that runs."""
-
-    url: str
-    model: str
 
 
 # ---- peers -----------------------------------------------------------------------------------------------------------
@@ -96,109 +69,6 @@ PEERS = {
     "pytriton": Peer("nvidia-pytriton: Triton with an onnxruntime Python model", "pytriton_server.py", 4, 0.5),
     "kserve": Peer("KServe's Python model server with onnxruntime", "kserve_server.py", 1, 1),
 }
-
-
-# ---- models ----------------------------------------------------------------------------------------------------------
-
-
-def block_sparse(rng: np.random.Generator, size: int, sparsity: float, block: int = 16) -> np.ndarray:
-    """Returns [size, size] weights of unit gain whose zeros come in blocks."""
-    grid = size // block
-    keep = rng.random((grid, grid)) >= sparsity
-    mask = np.kron(keep, np.ones((block, block), bool))
-    scale = (size * (1 - sparsity)) ** -0.5
-    return np.where(mask, rng.normal(scale=scale, size=(size, size)), 0).astype(np.float32)
-
-
-def write_perceptron(path: pathlib.Path, width: int, layers: int, sparsity: float) -> None:
-    """Writes x [N, width] -> y [N, width]: `layers` of Gemm, each with weights of its own, Relu between them."""
-    rng = np.random.default_rng(4096)
-    nodes, constants, source = [], [], "x"
-    for layer in range(layers):
-        result = "y" if layer == layers - 1 else f"g{layer}"
-        constants.append(numpy_helper.from_array(block_sparse(rng, width, sparsity), f"w{layer}"))
-        constants.append(numpy_helper.from_array(np.zeros(width, np.float32), f"b{layer}"))
-        nodes.append(onnx.helper.make_node("Gemm", [source, f"w{layer}", f"b{layer}"], [result], f"gemm{layer}",
-                                           transB=1))
-        if layer < layers - 1:
-            source = f"h{layer}"
-            nodes.append(onnx.helper.make_node("Relu", [result], [source], f"relu{layer}"))
-    tensor = lambda name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", width])  # noqa: E731
-    graph = onnx.helper.make_graph(nodes, "wide", [tensor("x")], [tensor("y")], constants)
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(model.SerializeToString())
-
-
-def add_model(repository: pathlib.Path, name: str, source: pathlib.Path, config: str = "") -> None:
-    """Puts a model file into a repository under another name."""
-    (repository / name / "1").mkdir(parents=True)
-    shutil.copyfile(source, repository / name / "1/model.onnx")
-    if config:
-        (repository / name / "config.pbtxt").write_text(config)
-
-
-def verify(endpoint: Endpoint, path: pathlib.Path, x: np.ndarray) -> None:
-    """Ends the bench unless the endpoint's answers are right."""
-    expected, tolerance = harness.evaluate(onnx.load(path), x)
-    with tempfile.TemporaryDirectory() as folder:
-        np.save(f"{folder}/x.npy", x)
-        harness.espalier("infer", endpoint.model, f"--url={endpoint.url}", f"--input={folder}/x.npy",
-                         f"--output={folder}/y.npy")
-        got = np.load(f"{folder}/y.npy")
-    worst = float(np.max(np.abs(got - expected) - tolerance))
-    if worst > 0:
-        sys.exit(f"{endpoint.model} at {endpoint.url} answers wrongly: {worst} beyond the tolerance")
-
-
-# ---- measuring -------------------------------------------------------------------------------------------------------
-
-
-def bench(endpoint: Endpoint, options: Options, *flags: str, seconds: float = 0, timeout: float = 0) -> dict:
-    """One window of `espalier bench`; returns its level."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [str(harness.BIN / "espalier"), "bench", endpoint.model, f"--url={endpoint.url}",
-                   f"--duration={seconds or options.seconds}", f"--warmup={options.warmup}",
-                   f"--json={folder}/bench.json", *flags]
-        done = subprocess.run(command, capture_output=True, text=True, check=False,
-                              timeout=timeout or 120 + 3 * options.seconds)
-        if done.returncode != 0:
-            sys.exit(f"{' '.join(command)}\nended with {done.returncode}: {done.stderr}")
-        return json.loads(pathlib.Path(folder, "bench.json").read_text())["levels"][0]
-
-
-def alternate(measure: dict[str, Callable[[], dict]], windows: int) -> dict[str, list[dict]]:
-    """Measures all of them in turn, `windows` times; who begins changes, so that a drift hits all alike."""
-    samples: dict[str, list[dict]] = {name: [] for name in measure}
-    names = list(measure)
-    for window in range(windows):
-        for name in names[window % len(names):] + names[:window % len(names)]:
-            samples[name].append(measure[name]())
-    return samples
-
-
-def median(levels: list[dict], *keys: str) -> float:
-    def look(level: dict) -> float:
-        for key in keys:
-            level = level[key]
-        return level
-
-    return statistics.median(look(level) for level in levels)
-
-
-def spread(levels: list[dict], *keys: str) -> list[float]:
-    """The lowest and the highest window."""
-    values = [median([level], *keys) for level in levels]
-    return [min(values), max(values)]
-
-
-def metric(server: harness.Espalierd, name: str, **labels: str) -> float:
-    """The sum of the samples with these labels."""
-    with urllib.request.urlopen(f"{server.metrics_url}/metrics", timeout=10) as response:
-        text = response.read().decode()
-    wanted = {f'{key}="{value}"' for key, value in labels.items()}
-    found = re.findall(rf"^{name}(?:\{{(.*)\}})? (\S+)$", text, re.M)
-    return sum(float(value) for pairs, value in found if wanted <= set(pairs.split(",")))
 
 
 # ---- cases -----------------------------------------------------------------------------------------------------------
@@ -350,6 +220,77 @@ def overload(options: Options) -> list[dict]:
     }]
 
 
+# Some 64 MiB of weights in the file, a tenth of them kept.
+LOADED_WIDTH, LOADED_LAYERS, LOADED_SPARSITY = 2048, 4, 0.9
+
+
+class Loading:
+    """Loads and unloads a model again and again."""
+
+    def __init__(self, server: harness.Espalierd, model: str) -> None:
+        self._server, self._model, self._done = server, model, threading.Event()
+        self.loads, self._error = 0, None
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            with triton.InferenceServerClient(self._server.url) as client:
+                while not self._done.is_set():
+                    client.load_model(self._model)
+                    self.loads += 1
+                    client.unload_model(self._model)
+        except Exception as error:  # noqa: BLE001: of another thread; raised where the window ends
+            self._error = error
+
+    def __enter__(self) -> Loading:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._done.set()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+def load(options: Options) -> list[dict]:
+    """30 % of what fits: what the loads of another model cost the requests of this one."""
+    with tempfile.TemporaryDirectory() as folder:
+        repository, wide = pathlib.Path(folder, "models"), pathlib.Path(folder, "wide.onnx")
+        write_perceptron(wide, LOADED_WIDTH, LOADED_LAYERS, LOADED_SPARSITY)
+        add_model(repository, "wide", wide)
+        add_model(repository, DIGITS, harness.model_path(DIGITS))
+        with harness.Espalierd(repository, "--model_control_mode=explicit", f"--load_model={DIGITS}") as server:
+            endpoint = Endpoint(server.url, DIGITS)
+            verify(endpoint, harness.model_path(DIGITS), harness.read_digits().images[:8])
+            rate = 0.3 * bench(endpoint, options, "--concurrency=64")["requests_per_second"]
+            loads: list[int] = []
+
+            def steady() -> dict:
+                return bench(endpoint, options, f"--rate={rate:.1f}")
+
+            def loading() -> dict:
+                with Loading(server, "wide") as other:
+                    level = steady()
+                loads.append(other.loads)
+                return level
+
+            samples = alternate({"steady": steady, "loading": loading}, options.windows)
+    p99 = {name: median(levels, "latency_us", "p99") for name, levels in samples.items()}
+    errors = sum(level["failure_us"]["count"] for levels in samples.values() for level in levels)
+    return [{
+        "case": "p99 while another model loads", "model": DIGITS, "rate": rate, "windows": options.windows,
+        "loaded_file_bytes": LOADED_LAYERS * LOADED_WIDTH * LOADED_WIDTH * 4, "loads": loads,
+        "p50_us": median(samples["loading"], "latency_us", "p50"),
+        "steady_p50_us": median(samples["steady"], "latency_us", "p50"),
+        "p99_us": p99["loading"], "steady_p99_us": p99["steady"],
+        "spread": spread(samples["loading"], "latency_us", "p99"),
+        "steady_spread": spread(samples["steady"], "latency_us", "p99"),
+        "p99_ratio": p99["loading"] / p99["steady"], "p99_bar": 1.2, "errors": errors,
+        "ok": p99["loading"] <= 1.2 * p99["steady"] and errors == 0 and min(loads) > 0,
+    }]
+
+
 @contextlib.contextmanager
 def peer_server(name: str, options: Options) -> Iterator[Endpoint]:
     """Runs a peer until it answers."""
@@ -432,7 +373,7 @@ def peers(options: Options) -> list[dict]:
     return rows
 
 
-CASES = {"batching": batching, "latency": latency, "overload": overload, "peers": peers}
+CASES = {"batching": batching, "latency": latency, "overload": overload, "load": load, "peers": peers}
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------
