@@ -30,6 +30,7 @@ constexpr kernels::LinearVariant kReference = {.name = "reference",
                                                .packing = nullptr,
                                                .packed_bytes = nullptr,
                                                .pack = nullptr,
+                                               .locate = nullptr,
                                                .scratch_bytes = nullptr,
                                                .run = RunReference};
 
@@ -91,6 +92,9 @@ absl::Status FoldNode(Lowering& lowering, int64_t& bytes_left) {
   if (!model.ok()) return model.status();
   auto program = LowerUndeclared(*std::move(model));
   if (!program.ok()) return program.status();
+  for (int i = 0; i < lowering.input_count(); ++i) {
+    if (const Operand* operand = lowering.InputOrNull(i)) lowering.NoteDerived(*operand);
+  }
   std::vector<LinearBinding> bindings;
   for (const LinearOp* linear : program->linears) {
     if (linear->tokens_per_item() > kMaxFoldedProducts / linear->out() / linear->in()) {

@@ -362,6 +362,21 @@ KernelStatus BlockCsrLinearCpu::Pack(const WeightView& weight, void* packed) {
   return {};
 }
 
+KernelStatus BlockCsrLinearCpu::Locate(const WeightView& weight, std::span<const int64_t> elements,
+                                       int64_t* offsets) {
+  const auto size = static_cast<int64_t>(SizeOf(weight.dtype));
+  const BlockStrips strips(weight);
+  for (const int64_t element : elements) {
+    const int64_t row = element / weight.in, col = element % weight.in;
+    const int64_t I = row / weight.block_rows, J = col / weight.block_cols;
+    const int32_t* const first = weight.col_idx + weight.row_ptr[I];
+    const int32_t* const end = weight.col_idx + weight.row_ptr[I + 1];
+    const int32_t* at = std::lower_bound(first, end, J);
+    *offsets++ = at != end && *at == J ? strips.Index(row, at - first, col) * size : -1;
+  }
+  return {};
+}
+
 size_t BlockCsrLinearCpu::ScratchBytes(const LinearDesc& desc, int /*threads*/) {
   constexpr int64_t kWidestPanel = 32;  // two AVX-512 vectors
   const int64_t lanes = (desc.tokens + kWidestPanel - 1) / kWidestPanel * kWidestPanel;

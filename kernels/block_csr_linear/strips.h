@@ -42,6 +42,13 @@ class BlockStrips {
     return strip;
   }
 
+  // Where element (row, col), in block `slot` of its block row, lies in the packed weight.
+  int64_t Index(int64_t row, int64_t slot, int64_t col) const {
+    const BlockStrip strip = At(row / w_.block_rows * strips_ + row % w_.block_rows / kStripRows);
+    const int64_t column = slot * w_.block_cols + col % w_.block_cols;
+    return strip.first + column * strip.packed_rows + row - strip.row;
+  }
+
   // Strips [Boundary(i, n), Boundary(i + 1, n)) are the i-th of n shares of about equal work.
   int64_t Boundary(int64_t i, int64_t n) const {
     const int64_t all = Work(count()) * i;

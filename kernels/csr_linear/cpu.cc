@@ -239,6 +239,18 @@ size_t CsrLinearCpu::PackedBytes(const WeightView&) { return 0; }
 
 KernelStatus CsrLinearCpu::Pack(const WeightView&, void*) { return {}; }
 
+KernelStatus CsrLinearCpu::Locate(const WeightView& weight, std::span<const int64_t> elements,
+                                  int64_t* offsets) {
+  const auto size = static_cast<int64_t>(SizeOf(weight.dtype));
+  for (const int64_t element : elements) {
+    const int64_t row = element / weight.in, col = element % weight.in;
+    const int32_t* end = weight.col_idx + weight.row_ptr[row + 1];
+    const int32_t* at = std::lower_bound(weight.col_idx + weight.row_ptr[row], end, col);
+    *offsets++ = at != end && *at == col ? (at - weight.col_idx) * size : -1;
+  }
+  return {};
+}
+
 size_t CsrLinearCpu::ScratchBytes(const LinearDesc& desc, int threads) {
   return CsrScratch(desc, threads).total_bytes();
 }

@@ -144,4 +144,23 @@ KernelStatus PackBlockImage(const WeightView& weight, void* packed) {
   return {};
 }
 
+KernelStatus LocateInBlockImage(const WeightView& weight, std::span<const int64_t> elements,
+                                int64_t* offsets) try {
+  const BlockImage image = BlockImageOf(weight);
+  const BlockRows rows = GroupByRow(weight);
+  const int kc = image.panel_columns;
+  for (const int64_t element : elements) {
+    const int64_t entry = FindEntry(weight, rows, element);
+    const int64_t r = element / weight.in % weight.block_rows;
+    const int64_t c = element % weight.in % weight.block_cols;
+    const int64_t panel = entry * (weight.block_cols / kc) + c / kc;
+    *offsets++ = entry < 0 ? -1
+                           : static_cast<int64_t>(image.values_offset + panel * image.panel_bytes) +
+                                 ByteInPanel(weight.dtype, kc, r, c % kc);
+  }
+  return {};
+} catch (const std::bad_alloc&) {
+  return {KernelCode::kOutOfMemory, "block image: no host memory for the row lists"};
+}
+
 }  // namespace espalier::kernels::cuda

@@ -19,6 +19,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "kernels/base/kernel_status.h"
 #include "kernels/linear/linear.h"
@@ -72,10 +73,19 @@ bool FitsF32BlockImage(const LinearDesc& desc);
 constexpr int kMaxStreamTokens = 32;
 bool FitsBlockStream(const LinearDesc& desc);
 
+// Byte of value (row, column) in a panel of `panel_columns` values of `dtype` a row.
+constexpr int64_t ByteInPanel(DType dtype, int panel_columns, int64_t row, int64_t column) {
+  const auto linear =
+      static_cast<int>(static_cast<int64_t>(SizeOf(dtype)) * (row * panel_columns + column));
+  return dtype == DType::kFloat32 ? linear : Swizzled(linear, SwizzleMask(panel_columns));
+}
+
 // Copies rows × columns 2-byte values at row stride `stride` into one panel, swizzled.
 void CopyPanel(const uint16_t* block, int stride, int rows, int columns, uint16_t* panel);
 
 size_t BlockImageBytes(const WeightView& weight);
 KernelStatus PackBlockImage(const WeightView& weight, void* packed);
+KernelStatus LocateInBlockImage(const WeightView& weight, std::span<const int64_t> elements,
+                                int64_t* offsets);
 
 }  // namespace espalier::kernels::cuda

@@ -44,4 +44,14 @@ BlockRows GroupByRow(const WeightView& weight) {
   return rows;
 }
 
+int64_t FindEntry(const WeightView& weight, const BlockRows& rows, int64_t element) {
+  const int64_t I = element / weight.in / weight.block_rows;
+  const int64_t J = element % weight.in / weight.block_cols;
+  const auto end = rows.entries.begin() + rows.row_begin[I + 1];
+  const auto at = std::lower_bound(
+      rows.entries.begin() + rows.row_begin[I], end, J,
+      [](const BlockEntry& entry, int64_t column) { return entry.column < column; });
+  return at != end && at->column == J ? at - rows.entries.begin() : -1;
+}
+
 }  // namespace espalier::kernels::cuda

@@ -23,6 +23,9 @@ struct BlockRows {
 // Stored blocks: count for block_csr, K·D for a diagonal.
 int64_t StoredBlocks(const WeightView& weight);
 
+// Index into `entries` of the block that holds element row · in + col, −1 when none does.
+int64_t FindEntry(const WeightView& weight, const BlockRows& rows, int64_t element);
+
 // Throws std::bad_alloc; `weight` is block_csr or diagonal with valid indices.
 BlockRows GroupByRow(const WeightView& weight);
 

@@ -30,6 +30,15 @@ KernelStatus PackDenseImage(const WeightView& weight, void* packed) {
   return {};
 }
 
+KernelStatus LocateInDenseImage(const WeightView& weight, std::span<const int64_t> elements,
+                                int64_t* offsets) {
+  const int64_t stride = DenseRowStride(weight.in);
+  const auto size = static_cast<int64_t>(SizeOf(weight.dtype));
+  for (const int64_t element : elements)
+    *offsets++ = (element / weight.in * stride + element % weight.in) * size;
+  return {};
+}
+
 size_t DenseScratchBytes(const LinearDesc& desc) {
   return (desc.out * SizeOf(desc.io_dtype) + 255) / 256 * 256 + kDenseWorkspaceBytes;
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "kernels/base/kernel_status.h"
 #include "kernels/linear/linear.h"
@@ -14,6 +15,8 @@ constexpr int64_t DenseRowStride(int64_t in) { return (in + 63) / 64 * 64; }
 bool FitsDenseImage(const LinearDesc& desc);
 size_t DenseImageBytes(const WeightView& weight);
 KernelStatus PackDenseImage(const WeightView& weight, void* packed);
+KernelStatus LocateInDenseImage(const WeightView& weight, std::span<const int64_t> elements,
+                                int64_t* offsets);
 
 // The bias in the type of y, then cuBLASLt's workspace.
 constexpr size_t kDenseWorkspaceBytes = size_t{32} << 20;

@@ -122,6 +122,54 @@ void PackCsr(const WeightView& w, const GatherImage& image, char* base) {
   tiles[image.tiles] = static_cast<int32_t>(unit);
 }
 
+// As PackDiagonal places them.
+void LocateOnDiagonals(const WeightView& w, const GatherImage& image,
+                       std::span<const int64_t> elements, int64_t* offsets) {
+  const auto size = static_cast<int64_t>(SizeOf(w.dtype));
+  const int64_t halves = size == 2 ? 2 : 1;
+  size_t next = 0;
+  int64_t unit = 0;
+  ForEachDiagonalTile(
+      w, image, [&](int64_t, int64_t first, int64_t last, const std::vector<int64_t>& met) {
+        for (; next < elements.size() && elements[next] / w.in < last; ++next) {
+          const int64_t row = elements[next] / w.in, column = elements[next] % w.in;
+          const int64_t offset =
+              w.out >= w.in ? (row - column + w.out) % w.out : (column - row + w.in) % w.in;
+          const int32_t* at = std::lower_bound(w.offsets, w.offsets + w.count, offset);
+          if (at == w.offsets + w.count || *at != offset) {
+            offsets[next] = -1;
+            continue;
+          }
+          const int64_t i = std::lower_bound(met.begin(), met.end(), at - w.offsets) - met.begin();
+          const int64_t lane = (row - first) % 32, half = (row - first) / 32;
+          offsets[next] = static_cast<int64_t>(image.units_offset) +
+                          (unit + i / kUnitEntries) * kUnitBytes + lane * 16 +
+                          (i % kUnitEntries * halves + half) * size;
+        }
+        unit += UnitsFor(static_cast<int64_t>(met.size()));
+      });
+}
+
+// As PackCsr places them.
+void LocateInRows(const WeightView& w, const GatherImage& image, std::span<const int64_t> elements,
+                  int64_t* offsets) {
+  const auto size = static_cast<int64_t>(SizeOf(w.dtype));
+  int64_t tile = 0, unit = 0;
+  for (const int64_t element : elements) {
+    const int64_t row = element / w.in, column = element % w.in;
+    for (; tile < row / kCsrTileRows; ++tile) unit += UnitsFor(LongestRow(w, tile));
+    const int32_t* const first = w.col_idx + w.row_ptr[row];
+    const int32_t* const end = w.col_idx + w.row_ptr[row + 1];
+    const int32_t* at = std::lower_bound(first, end, column);
+    const int64_t i = at - first, lane = row % kCsrTileRows;
+    *offsets++ = at == end || *at != column
+                     ? -1
+                     : static_cast<int64_t>(image.units_offset) +
+                           (unit + i / kUnitEntries) * image.unit_bytes + lane * 16 +
+                           (size == 2 ? 8 : 0) + i % kUnitEntries * size;
+  }
+}
+
 }  // namespace
 
 GatherImage GatherImageOf(const WeightView& weight) {
@@ -191,6 +239,16 @@ KernelStatus PackGatherImage(const WeightView& weight, void* packed) {
     return {KernelCode::kOutOfMemory, "gather image: no host memory for the list of diagonals"};
   }
   return {};
+}
+
+KernelStatus LocateInGatherImage(const WeightView& weight, std::span<const int64_t> elements,
+                                 int64_t* offsets) try {
+  const GatherImage image = GatherImageOf(weight);
+  (weight.layout == Layout::kDiagonal ? LocateOnDiagonals : LocateInRows)(weight, image, elements,
+                                                                          offsets);
+  return {};
+} catch (const std::bad_alloc&) {
+  return {KernelCode::kOutOfMemory, "gather image: no host memory for the list of diagonals"};
 }
 
 }  // namespace espalier::kernels::cuda

@@ -22,6 +22,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "kernels/base/kernel_status.h"
 #include "kernels/linear/linear.h"
@@ -52,5 +53,7 @@ bool FitsGatherImage(const LinearDesc& desc);
 
 size_t GatherImageBytes(const WeightView& weight);
 KernelStatus PackGatherImage(const WeightView& weight, void* packed);
+KernelStatus LocateInGatherImage(const WeightView& weight, std::span<const int64_t> elements,
+                                 int64_t* offsets);
 
 }  // namespace espalier::kernels::cuda

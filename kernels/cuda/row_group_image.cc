@@ -181,4 +181,31 @@ KernelStatus PackRowGroupImage(const WeightView& weight, void* packed) {
   return {};
 }
 
+KernelStatus LocateInRowGroupImage(const WeightView& weight, std::span<const int64_t> elements,
+                                   int64_t* offsets) try {
+  const RowGroupImage image = RowGroupImageOf(weight);
+  const BlockRows rows = GroupByRow(weight);
+  const int kc = image.panel_columns, splits = weight.block_cols / kc;
+  std::vector<int64_t> panel_of(image.panels);  // by block and split
+  ForEachStep(weight, image, [&](int64_t, const Step* halves, const GroupPanel* panels) {
+    for (int i = 0; i < halves[0].panels + halves[1].panels; ++i)
+      panel_of[int64_t{panels[i].block} * splits + panels[i].split] = halves[0].first_panel + i;
+  });
+  for (const int64_t element : elements) {
+    const int64_t entry = FindEntry(weight, rows, element);
+    const int64_t r = element / weight.in % weight.block_rows;
+    const int64_t c = element % weight.in % weight.block_cols;
+    if (entry < 0) {
+      *offsets++ = -1;
+      continue;
+    }
+    const int64_t panel = panel_of[int64_t{rows.entries[entry].block} * splits + c / kc];
+    *offsets++ = static_cast<int64_t>(image.values_offset + panel * image.panel_bytes) +
+                 ByteInPanel(weight.dtype, kc, r, c % kc);
+  }
+  return {};
+} catch (const std::bad_alloc&) {
+  return {KernelCode::kOutOfMemory, "row group image: no host memory for the step lists"};
+}
+
 }  // namespace espalier::kernels::cuda

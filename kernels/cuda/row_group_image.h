@@ -17,6 +17,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "kernels/cuda/block_image.h"
 
@@ -73,5 +74,7 @@ bool FitsRowGroupImage(const LinearDesc& desc);
 
 size_t RowGroupImageBytes(const WeightView& weight);
 KernelStatus PackRowGroupImage(const WeightView& weight, void* packed);
+KernelStatus LocateInRowGroupImage(const WeightView& weight, std::span<const int64_t> elements,
+                                   int64_t* offsets);
 
 }  // namespace espalier::kernels::cuda

@@ -1,6 +1,7 @@
 #include "kernels/cuda/variants.h"
 
 #include <atomic>
+#include <cstddef>
 #include <iterator>
 
 #include "kernels/cuda/block_image.h"
@@ -22,6 +23,7 @@ struct DenseForm {
   static bool Fits(const LinearDesc& desc) { return FitsDenseImage(desc); }
   static constexpr auto kBytes = DenseImageBytes;
   static constexpr auto kPack = PackDenseImage;
+  static constexpr auto kLocate = LocateInDenseImage;
   static size_t Scratch(const LinearDesc& desc, int) { return DenseScratchBytes(desc); }
 };
 
@@ -30,6 +32,7 @@ struct BlockForm {
   static bool Fits(const LinearDesc& desc) { return FitsBlockImage(desc); }
   static constexpr auto kBytes = BlockImageBytes;
   static constexpr auto kPack = PackBlockImage;
+  static constexpr auto kLocate = LocateInBlockImage;
   static constexpr auto Scratch = NoScratch;
 };
 
@@ -56,6 +59,7 @@ struct RowGroupForm {
   static bool Fits(const LinearDesc& desc) { return FitsRowGroupImage(desc); }
   static constexpr auto kBytes = RowGroupImageBytes;
   static constexpr auto kPack = PackRowGroupImage;
+  static constexpr auto kLocate = LocateInRowGroupImage;
   static constexpr auto Scratch = NoScratch;
 };
 
@@ -64,6 +68,7 @@ struct GatherForm {
   static bool Fits(const LinearDesc& desc) { return FitsGatherImage(desc); }
   static constexpr auto kBytes = GatherImageBytes;
   static constexpr auto kPack = PackGatherImage;
+  static constexpr auto kLocate = LocateInGatherImage;
   static constexpr auto Scratch = NoScratch;
 };
 
@@ -78,6 +83,8 @@ struct ExpandForm {
   static bool Fits(const LinearDesc& desc) { return FitsExpandImage(desc); }
   static constexpr auto kBytes = ExpandImageBytes;
   static constexpr auto kPack = PackExpandImage;
+  static constexpr std::nullptr_t kLocate =
+      nullptr;  // the last entry of a tile may be there four times
   static constexpr auto Scratch = NoScratch;
 };
 
@@ -86,6 +93,7 @@ struct TwoFourForm {
   static bool Fits(const LinearDesc& desc) { return FitsTwoFourImage(desc); }
   static constexpr auto kBytes = TwoFourImageBytes;
   static constexpr auto kPack = PackTwoFourImage;
+  static constexpr std::nullptr_t kLocate = nullptr;  // a value more or less changes a piece's kind
   static constexpr auto Scratch = NoScratch;
 };
 
@@ -112,6 +120,7 @@ constexpr LinearVariant kVariants[] = {
    form::kPacking,                                                     \
    form::kBytes,                                                       \
    form::kPack,                                                        \
+   form::kLocate,                                                      \
    form::Scratch,                                                      \
    RunThroughModule<CudaKernel::k##kernel>},
 #include "kernels/cuda/variants.inc"

@@ -265,6 +265,18 @@ KernelStatus DenseLinearTiled::Pack(const WeightView& weight, void* packed) {
   return {};
 }
 
+KernelStatus DenseLinearTiled::Locate(const WeightView& weight, std::span<const int64_t> elements,
+                                      int64_t* offsets) {
+  const DenseTiling tiling(weight.out, weight.in);
+  const auto size = static_cast<int64_t>(SizeOf(weight.dtype));
+  for (const int64_t element : elements) {
+    const int64_t row = element / weight.in, col = element % weight.in;
+    const int64_t tile = row / kDenseTileRows;
+    *offsets++ = (tiling.Start(tile) + col * tiling.Width(tile) + row % kDenseTileRows) * size;
+  }
+  return {};
+}
+
 size_t DenseLinearTiled::ScratchBytes(const LinearDesc& desc, int threads) {
   return DenseTasks(desc, threads).count() * DenseTaskScratch::Bytes(desc);
 }

@@ -19,6 +19,8 @@ struct DenseLinearTiled {
   static bool Supports(const LinearDesc& desc);
   static size_t PackedBytes(const WeightView& weight);
   static KernelStatus Pack(const WeightView& weight, void* packed);
+  static KernelStatus Locate(const WeightView& weight, std::span<const int64_t> elements,
+                             int64_t* offsets);
   static size_t ScratchBytes(const LinearDesc& desc, int threads);
   static KernelStatus Run(const KernelContext& ctx, const LinearArgs& args);
 };
@@ -30,6 +32,10 @@ struct DenseLinearOneDnn {
   }
   static KernelStatus Pack(const WeightView& weight, void* packed) {
     return DenseLinearTiled::Pack(weight, packed);
+  }
+  static KernelStatus Locate(const WeightView& weight, std::span<const int64_t> elements,
+                             int64_t* offsets) {
+    return DenseLinearTiled::Locate(weight, elements, offsets);
   }
   static size_t ScratchBytes(const LinearDesc& desc, int threads);
   static KernelStatus Run(const KernelContext& ctx, const LinearArgs& args);

@@ -10,6 +10,8 @@
 // clang-format on
 #include <algorithm>
 #include <cstring>
+#include <new>
+#include <vector>
 
 #include "kernels/diagonal_linear/diagonal_linear.h"
 #include "kernels/diagonal_linear/tiling.h"
@@ -362,6 +364,7 @@ KernelStatus DiagonalLinearCpu::Pack(const WeightView& weight, void* packed) {
   const DiagonalTiling tiling(weight.out, weight.in);
   const size_t size = SizeOf(weight.dtype);
   auto* starts = static_cast<int64_t*>(packed);
+  std::memset(packed, 0, tiling.table_bytes());  // what fills it up to its size
   std::byte* to = static_cast<std::byte*>(packed) + tiling.table_bytes();
   int64_t done = 0;
   for (int64_t tile = 0; tile < tiling.tiles(); ++tile) {
@@ -381,6 +384,42 @@ KernelStatus DiagonalLinearCpu::Pack(const WeightView& weight, void* packed) {
   }
   std::memset(to + done * size, 0, 64);
   return {};
+}
+
+KernelStatus DiagonalLinearCpu::Locate(const WeightView& weight, std::span<const int64_t> elements,
+                                       int64_t* offsets) try {
+  const DiagonalTiling tiling(weight.out, weight.in);
+  const auto table_bytes = static_cast<int64_t>(tiling.table_bytes());
+  const auto size = static_cast<int64_t>(SizeOf(weight.dtype));
+  std::vector<int64_t> numbers(std::max(weight.out, weight.in), -1);  // diagonal of an offset
+  for (int64_t k = 0; k < weight.count; ++k) numbers[weight.offsets[k]] = k;
+  std::vector<int64_t> begins(2 * weight.count);  // of row 0 of the tile, for each piece
+  int64_t tile = -1, done = 0;
+  for (const int64_t element : elements) {
+    const int64_t row = element / weight.in, col = element % weight.in;
+    const int64_t offset = weight.out >= weight.in ? (row - col + weight.out) % weight.out
+                                                   : (col - row + weight.in) % weight.in;
+    while (tile < row / kDiagonalTileRows) {
+      const int64_t first = ++tile * kDiagonalTileRows;
+      for (int64_t i = 0; i < 2 * weight.count; ++i) {
+        const DiagonalPiece piece = tiling.Piece(weight.offsets[i / 2], first,
+                                                 tiling.TileRows(tile), static_cast<int>(i % 2));
+        begins[i] = done - piece.first;
+        done += std::max<int64_t>(0, piece.rows);
+      }
+    }
+    const int64_t k = numbers[offset], top = tile * kDiagonalTileRows;
+    if (k < 0) {
+      *offsets++ = -1;
+      continue;
+    }
+    const DiagonalPiece piece = tiling.Piece(offset, top, tiling.TileRows(tile), 0);
+    const bool in_first = row - top >= piece.first && row - top < piece.first + piece.rows;
+    *offsets++ = table_bytes + (begins[2 * k + (in_first ? 0 : 1)] + row - top) * size;
+  }
+  return {};
+} catch (const std::bad_alloc&) {
+  return {KernelCode::kOutOfMemory, "diagonal_linear: no memory to list the diagonals in"};
 }
 
 size_t DiagonalLinearCpu::ScratchBytes(const LinearDesc& desc, int threads) {

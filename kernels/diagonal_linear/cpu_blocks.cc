@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/block_csr_linear/block_csr_linear.h"
+#include "kernels/block_csr_linear/strips.h"
 #include "kernels/diagonal_linear/diagonal_linear.h"
 
 namespace espalier::kernels {
@@ -95,6 +96,36 @@ KernelStatus BlockDiagonalLinearCpu::Pack(const WeightView& weight, void* packed
   return BlockCsrLinearCpu::Pack(blocks, packed);
 } catch (const std::bad_alloc&) {
   return {KernelCode::kOutOfMemory, "diagonal_linear: no memory to reorder the blocks in"};
+}
+
+KernelStatus BlockDiagonalLinearCpu::Locate(const WeightView& weight,
+                                            std::span<const int64_t> elements,
+                                            int64_t* offsets) try {
+  const int64_t R = weight.block_row_count(), C = weight.block_col_count();
+  std::vector<int32_t> row_ptr(R + 1), col_idx(weight.count * weight.diagonal_length());
+  const WeightView blocks = AsBlockCsr(weight, row_ptr.data(), col_idx.data());
+  const BlockStrips strips(blocks);
+  const int32_t* const diagonals_end = weight.offsets + weight.count;
+  std::vector<int64_t> slots(weight.count);  // of the diagonals in block row `listed`
+  int64_t listed = -1;
+  for (const int64_t element : elements) {
+    const int64_t row = element / weight.in, col = element % weight.in;
+    const int64_t I = row / weight.block_rows, J = col / weight.block_cols;
+    if (I != listed) {
+      int64_t slot = 0;
+      ForEachBlock(weight, I, [&](int64_t k, int64_t, int64_t) { slots[k] = slot++; });
+      listed = I;
+    }
+    const int64_t offset = R >= C ? (I - J + R) % R : (J - I + C) % C;
+    const int32_t* at = std::lower_bound(weight.offsets, diagonals_end, offset);
+    const bool stored = at != diagonals_end && *at == offset;
+    *offsets++ = stored ? strips.Index(row, slots[at - weight.offsets], col) *
+                              static_cast<int64_t>(SizeOf(weight.dtype))
+                        : -1;
+  }
+  return {};
+} catch (const std::bad_alloc&) {
+  return {KernelCode::kOutOfMemory, "diagonal_linear: no memory to list the blocks in"};
 }
 
 size_t BlockDiagonalLinearCpu::ScratchBytes(const LinearDesc& desc, int threads) {

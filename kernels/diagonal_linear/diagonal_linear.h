@@ -22,6 +22,8 @@ struct DiagonalLinearCpu {
   static bool Supports(const LinearDesc& desc);
   static size_t PackedBytes(const WeightView& weight);
   static KernelStatus Pack(const WeightView& weight, void* packed);
+  static KernelStatus Locate(const WeightView& weight, std::span<const int64_t> elements,
+                             int64_t* offsets);
   static size_t ScratchBytes(const LinearDesc& desc, int threads);
   static KernelStatus Run(const KernelContext& ctx, const LinearArgs& args);
 };
@@ -34,6 +36,8 @@ struct BlockDiagonalLinearCpu {
   static bool Supports(const LinearDesc& desc);
   static size_t PackedBytes(const WeightView& weight);
   static KernelStatus Pack(const WeightView& weight, void* packed);
+  static KernelStatus Locate(const WeightView& weight, std::span<const int64_t> elements,
+                             int64_t* offsets);
   static size_t ScratchBytes(const LinearDesc& desc, int threads);
   static KernelStatus Run(const KernelContext& ctx, const LinearArgs& args);
 };

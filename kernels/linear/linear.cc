@@ -63,6 +63,7 @@ constexpr LinearVariant kVariants[] = {
    packing,                                                                             \
    Family::PackedBytes,                                                                 \
    Family::Pack,                                                                        \
+   Family::Locate,                                                                      \
    ScratchBytes<Family>,                                                                \
    Run<Family, Layout::layout, DType::weight, (packing) != nullptr>},
 #include "kernels/block_csr_linear/variants.inc"

@@ -68,6 +68,10 @@ struct LinearVariant {
   size_t (*packed_bytes)(const WeightView&);
   // Host memory to host memory, also for CUDA variants (the engine uploads); `packed` is 64-byte aligned.
   KernelStatus (*pack)(const WeightView&, void* packed);
+  // Where elements lie, so that they can be changed in place: offsets[i] becomes the byte of element
+  // elements[i] = row · in + col in the packed form (without one: in `values`), −1 where it is not stored. `elements`
+  // ascend; values are not read. Null: an element of this packing may lie in several places.
+  KernelStatus (*locate)(const WeightView&, std::span<const int64_t> elements, int64_t* offsets);
   size_t (*scratch_bytes)(const LinearDesc&, int threads);
   KernelStatus (*run)(const KernelContext&, const LinearArgs&);
 };

@@ -25,6 +25,7 @@ constexpr kernels::LinearVariant kOracle = {"oracle",
                                             nullptr,
                                             nullptr,
                                             nullptr,
+                                            nullptr,
                                             RunOracle};
 
 kernels::WeightView ViewOf(const Tensor& tensor) {
