@@ -127,6 +127,7 @@ constexpr OpTable kOps = {
     .softmax = SoftmaxOnDevice,
     .layer_norm = LayerNormOnDevice,
     .transpose = TransposeOnDevice,
+    .patch = PatchOnDevice,
 };
 
 constexpr CudaModule kModule = {

@@ -11,5 +11,6 @@ KernelStatus BinaryOnDevice(const KernelContext& ctx, const BinaryArgs& args);
 KernelStatus SoftmaxOnDevice(const KernelContext& ctx, const SoftmaxArgs& args);
 KernelStatus LayerNormOnDevice(const KernelContext& ctx, const LayerNormArgs& args);
 KernelStatus TransposeOnDevice(const KernelContext& ctx, const TransposeArgs& args);
+KernelStatus PatchOnDevice(const KernelContext& ctx, const PatchArgs& args);
 
 }  // namespace espalier::kernels::cuda

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/element_patch/element_patch.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/softmax/softmax.h"
@@ -246,6 +247,7 @@ constexpr OpTable kOps = {
     .softmax = Op<kernels::SoftmaxArgs, FakeSoftmax>,
     .layer_norm = Op<kernels::LayerNormArgs, FakeLayerNorm>,
     .transpose = Op<kernels::TransposeArgs, FakeTranspose>,
+    .patch = Op<kernels::PatchArgs, FakePatch>,
 };
 
 constexpr CudaModule kModule = {

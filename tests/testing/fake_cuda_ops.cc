@@ -7,6 +7,7 @@
 #include "engine/tensor/tensor.h"
 #include "kernels/cuda/block_image.h"
 #include "kernels/cuda/dense_image.h"
+#include "kernels/element_patch/element_patch.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/softmax/softmax.h"
@@ -166,5 +167,7 @@ KernelStatus FakeLayerNorm(const kernels::LayerNormArgs& args) {
 KernelStatus FakeTranspose(const kernels::TransposeArgs& args) {
   return kernels::Transpose({}, args);
 }
+
+KernelStatus FakePatch(const kernels::PatchArgs& args) { return kernels::PatchElements({}, args); }
 
 }  // namespace espalier::testing

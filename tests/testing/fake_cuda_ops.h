@@ -13,5 +13,6 @@ kernels::KernelStatus FakeBinary(const kernels::BinaryArgs& args);
 kernels::KernelStatus FakeSoftmax(const kernels::SoftmaxArgs& args);
 kernels::KernelStatus FakeLayerNorm(const kernels::LayerNormArgs& args);
 kernels::KernelStatus FakeTranspose(const kernels::TransposeArgs& args);
+kernels::KernelStatus FakePatch(const kernels::PatchArgs& args);
 
 }  // namespace espalier::testing
