@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/graph/linear_bindings.h"
 #include "engine/graph/ops/linear.h"
 #include "kernels/cuda/variants.h"
 
@@ -25,16 +26,8 @@ CudaExecutor::CudaExecutor(const Program& program, const CudaDevice& device,
       buckets_(std::move(buckets)),
       bindings_(std::move(bindings)),
       arena_(PlanArena(program, buckets_.back())),
-      timed_(buckets_.size()) {
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    for (const LinearOp* linear : program.linears) {
-      const LinearBinding& binding = bindings_[b][linear->layer()];
-      const auto desc = kernels::DescOf(binding.weight, buckets_[b] * linear->tokens_per_item(),
-                                        binding.weight.dtype);
-      scratch_bytes_ = std::max(scratch_bytes_, binding.variant->scratch_bytes(desc, 1));
-    }
-  }
-}
+      scratch_bytes_(LinearScratchBytes(program, buckets_, bindings_, device.threads())),
+      timed_(buckets_.size()) {}
 
 absl::StatusOr<std::unique_ptr<CudaExecutor>> CudaExecutor::Create(
     Program& program, const CudaDevice& device, std::vector<int64_t> buckets,
@@ -104,15 +97,38 @@ absl::StatusOr<std::unique_ptr<CudaExecutorState>> CudaExecutor::NewState() cons
   // What items beyond the first batches compute from.
   for (const CudaHandle& host : state->host_inputs_)
     std::fill_n(host.data(), host.bytes(), std::byte{0});
-  const std::lock_guard lock(device_.setup_mutex());
+  if (absl::Status status = CaptureGraphs(*state); !status.ok()) return status;
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-    if (absl::Status status = Settle(*state, bucket); !status.ok()) return status;
-    auto graph = device_.Capture(state->stream_.get(), [&] { return Enqueue(*state, bucket); });
-    if (!graph.ok()) return graph.status();
-    state->graphs_.push_back(*std::move(graph));
     if (absl::Status status = Replay(*state, bucket); !status.ok()) return status;
   }
   return state;
+}
+
+absl::Status CudaExecutor::CaptureGraphs(CudaExecutorState& state) const {
+  const std::lock_guard lock(device_.setup_mutex());
+  state.graphs_.clear();
+  if (scratch_bytes_ > state.scratch_.bytes()) {
+    auto scratch = device_.Allocate(scratch_bytes_);
+    if (!scratch.ok()) return scratch.status();
+    state.scratch_ = *std::move(scratch);
+  }
+  for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    if (absl::Status status = Settle(state, bucket); !status.ok()) return status;
+    auto graph = device_.Capture(state.stream_.get(), [&] { return Enqueue(state, bucket); });
+    if (!graph.ok()) return graph.status();
+    state.graphs_.push_back(*std::move(graph));
+  }
+  state.generation_ = generation_;
+  return absl::OkStatus();
+}
+
+absl::Status CudaExecutor::Rebind(std::vector<std::vector<LinearBinding>> bindings) {
+  if (absl::Status status = CheckBindings(program_, buckets_, bindings); !status.ok())
+    return status;
+  bindings_ = std::move(bindings);
+  scratch_bytes_ = LinearScratchBytes(program_, buckets_, bindings_, device_.threads());
+  ++generation_;
+  return absl::OkStatus();
 }
 
 RunContext CudaExecutor::ContextOf(const CudaExecutorState& state, size_t bucket) const {
@@ -222,6 +238,9 @@ absl::Status CudaExecutor::Run(CudaExecutorState& state, int64_t batch) const {
         absl::StrCat("batch ", batch, " is outside [1, ", buckets_.back(), "]"));
   }
   if (absl::Status status = device_.Use(); !status.ok()) return status;
+  if (state.generation_ != generation_) {
+    if (absl::Status status = CaptureGraphs(state); !status.ok()) return status;
+  }
   const size_t bucket =
       std::lower_bound(buckets_.begin(), buckets_.end(), batch) - buckets_.begin();
   return state.runs_++ % kTimedEvery == 0 ? ReplayTimed(state, bucket, batch)

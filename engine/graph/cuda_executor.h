@@ -44,6 +44,7 @@ class CudaExecutorState {
   std::vector<CudaHandle> host_inputs_, host_outputs_, inputs_, outputs_;
   CudaHandle arena_, scratch_, stream_, begin_, end_;
   std::vector<CudaHandle> graphs_;  // per bucket
+  int generation_ = 0;              // of the bindings that they were captured with
   std::vector<void*> values_;
   kernels::KernelContext context_;
   uint32_t runs_ = 0;
@@ -63,14 +64,20 @@ class CudaExecutor {
   // 1 <= batch <= the last bucket, else InvalidArgument. Unavailable when the device is lost.
   absl::Status Run(CudaExecutorState& state, int64_t batch) const;
 
+  // As Executor::Rebind; the first run of a state after it captures its graphs anew.
+  absl::Status Rebind(std::vector<std::vector<LinearBinding>> bindings);
+
   size_t constant_bytes() const;              // on the device
   std::vector<TimedRuns> timed_runs() const;  // per bucket, of all states
+  // The memory of the constant Program::values[value], on the device.
+  void* constant(int value) const { return constants_[value].get(); }
 
  private:
   CudaExecutor(const Program& program, const CudaDevice& device, std::vector<int64_t> buckets,
                std::vector<std::vector<LinearBinding>> bindings);
 
   absl::Status Allocate(CudaExecutorState& state) const;
+  absl::Status CaptureGraphs(CudaExecutorState& state) const;
   RunContext ContextOf(const CudaExecutorState& state, size_t bucket) const;
   absl::Status Settle(CudaExecutorState& state, size_t bucket) const;
   absl::Status Enqueue(CudaExecutorState& state, size_t bucket) const;
@@ -82,7 +89,8 @@ class CudaExecutor {
   const Program& program_;
   const CudaDevice& device_;
   const std::vector<int64_t> buckets_;
-  const std::vector<std::vector<LinearBinding>> bindings_;
+  std::vector<std::vector<LinearBinding>> bindings_;
+  int generation_ = 0;  // of the bindings
   const ArenaLayout arena_;
   size_t scratch_bytes_ = 0;
   std::vector<CudaHandle> constants_;  // per value; empty for others

@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "engine/graph/ops/linear.h"
+#include "engine/graph/linear_bindings.h"
 
 namespace espalier::graph {
 
@@ -22,16 +22,15 @@ Executor::Executor(const Program& program, const Device& device, std::vector<int
       device_(device),
       buckets_(std::move(buckets)),
       bindings_(std::move(bindings)),
-      arena_(PlanArena(program, buckets_.back())) {
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    for (const LinearOp* linear : program.linears) {
-      const LinearBinding& binding = bindings_[b][linear->layer()];
-      const auto desc = kernels::DescOf(binding.weight, buckets_[b] * linear->tokens_per_item());
-      if (binding.variant->scratch_bytes == nullptr) continue;
-      scratch_bytes_ =
-          std::max(scratch_bytes_, binding.variant->scratch_bytes(desc, device.threads()));
-    }
-  }
+      arena_(PlanArena(program, buckets_.back())),
+      scratch_bytes_(LinearScratchBytes(program, buckets_, bindings_, device.threads())) {}
+
+absl::Status Executor::Rebind(std::vector<std::vector<LinearBinding>> bindings) {
+  if (absl::Status status = CheckBindings(program_, buckets_, bindings); !status.ok())
+    return status;
+  bindings_ = std::move(bindings);
+  scratch_bytes_ = LinearScratchBytes(program_, buckets_, bindings_, device_.threads());
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<ExecutorState>> Executor::NewState() const {
@@ -75,6 +74,11 @@ absl::Status Executor::Run(ExecutorState& state, int64_t batch) const {
   if (batch < 1 || batch > buckets_.back()) {
     return absl::InvalidArgumentError(
         absl::StrCat("batch ", batch, " is outside [1, ", buckets_.back(), "]"));
+  }
+  if (state.scratch_.size() < scratch_bytes_) {
+    auto scratch = Buffer::Allocate(scratch_bytes_);
+    if (!scratch.ok()) return scratch.status();
+    state.scratch_ = *std::move(scratch);
   }
   const size_t bucket =
       std::lower_bound(buckets_.begin(), buckets_.end(), batch) - buckets_.begin();

@@ -43,15 +43,19 @@ class Executor {
   // ResourceExhausted without memory.
   absl::StatusOr<std::unique_ptr<ExecutorState>> NewState() const;
 
+  // Takes new bindings, as above, of weights that changed; the states stay valid. Unimplemented when a kernel does not
+  // take its weight. Nothing runs meanwhile.
+  absl::Status Rebind(std::vector<std::vector<LinearBinding>> bindings);
+
   // 1 <= batch <= the last bucket, else InvalidArgument. A kernel that refuses is Internal, with
-  // node and kernel.
+  // node and kernel. The first run after a Rebind that needs more scratch allocates it: ResourceExhausted.
   absl::Status Run(ExecutorState& state, int64_t batch) const;
 
  private:
   const Program& program_;
   const Device& device_;
   const std::vector<int64_t> buckets_;
-  const std::vector<std::vector<LinearBinding>> bindings_;
+  std::vector<std::vector<LinearBinding>> bindings_;
   const ArenaLayout arena_;
   size_t scratch_bytes_ = 0;
 };

@@ -78,6 +78,11 @@ class GraphLowerer {
       operand.dtype = tensor.dtype();
       operand.shape = tensor.shape();
       bytes += static_cast<int64_t>(tensor.bytes());
+      operand.initializer = name;
+      // A single element may be gone into a fused pattern or be spread over a bias.
+      program_.initializers[name] = {
+          tensor.dtype(), tensor.shape(),
+          tensor.elements() <= 1 || StorageOf(tensor.dtype()) != DType::kFloat32};
       operand.constant = std::make_shared<const Tensor>(std::move(tensor));
       if (absl::Status status = lowering_.Bind(std::move(operand)); !status.ok()) return status;
     }
@@ -140,6 +145,8 @@ class GraphLowerer {
       const Operand* operand = lowering_.InputOrNull(i);
       constant = constant && (operand == nullptr ? i > 0 : operand->is_constant());
     }
+    // Several names of one constant stay one constant.
+    if (node.op_type == "Identity" && node.domain.empty()) constant = false;
     absl::Status status = constant ? FoldNode(lowering_, folded_bytes_left_) : (*lower)(lowering_);
     if (status.ok() && !constant) status = lowering_.EndNode();
     lowering_.BeginNode(nullptr).IgnoreError();

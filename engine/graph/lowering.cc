@@ -4,7 +4,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/transpose/transpose.h"
+#include "engine/graph/ops/transpose.h"
 
 namespace espalier::graph {
 
@@ -149,33 +149,47 @@ absl::StatusOr<int> Lowering::ValueOf(const Operand& operand) {
     value.constant = std::make_shared<const Tensor>(*std::move(converted));
   }
   program_->values.push_back(std::move(value));
-  return value_of_[operand.constant] = static_cast<int>(program_->values.size()) - 1;
+  const int index = static_cast<int>(program_->values.size()) - 1;
+  NoteUse(operand, operand.constant, index, &Initializer::values);
+  return value_of_[operand.constant] = index;
 }
 
-int Lowering::AddWeight(const std::string& name, std::shared_ptr<const Tensor> tensor) {
+int Lowering::AddWeight(const Operand& matrix, std::shared_ptr<const Tensor> tensor) {
   const auto [it, inserted] =
       weight_of_.try_emplace(tensor, static_cast<int>(program_->weights.size()));
-  if (inserted) program_->weights.push_back({name, std::move(tensor)});
+  if (inserted) {
+    NoteUse(matrix, tensor, it->second, &Initializer::weights);
+    program_->weights.push_back({matrix.name, std::move(tensor)});
+  }
   return it->second;
+}
+
+void Lowering::NoteDerived(const Operand& operand) {
+  const auto it = program_->initializers.find(operand.initializer);
+  if (it != program_->initializers.end()) it->second.derived = true;
+}
+
+// By identity: whatever computes with a constant makes another tensor of it.
+void Lowering::NoteUse(const Operand& operand, const std::shared_ptr<const Tensor>& tensor,
+                       int index, std::vector<Initializer::Use> Initializer::*uses) {
+  const auto it = program_->initializers.find(operand.initializer);
+  if (it == program_->initializers.end()) return;
+  const std::shared_ptr<const Tensor>& original = names_.at(operand.initializer).constant;
+  const auto transposed = transposed_.find(original);
+  if (tensor == original) {
+    (it->second.*uses).push_back({index, false});
+  } else if (transposed != transposed_.end() && tensor == transposed->second) {
+    (it->second.*uses).push_back({index, true});
+  } else {
+    it->second.derived = true;
+  }
 }
 
 absl::StatusOr<std::shared_ptr<const Tensor>> Lowering::Transposed(const Operand& matrix) {
   std::shared_ptr<const Tensor>& cached = transposed_[matrix.constant];
   if (cached != nullptr) return cached;
-  const int64_t rows = matrix.shape[0], cols = matrix.shape[1];
-  auto tensor = Tensor::Allocate(matrix.constant->dtype(), {cols, rows});
+  auto tensor = TransposedMatrix(*matrix.constant);
   if (!tensor.ok()) return tensor.status();
-  kernels::TransposeArgs args;
-  args.element_bytes = SizeOf(tensor->dtype());
-  args.rank = 2;
-  args.dims[0] = cols;
-  args.dims[1] = rows;
-  args.strides[0] = 1;
-  args.strides[1] = cols;
-  args.x = matrix.constant->data();
-  args.y = tensor->data();
-  const kernels::KernelStatus status = kernels::Transpose({}, args);
-  if (!status.ok()) return Invalid(status.message);
   cached = std::make_shared<const Tensor>(*std::move(tensor));
   return cached;
 }

@@ -34,6 +34,7 @@ struct Operand {
   Shape shape;                             // kBatch first when runtime and batched
   int value = -1;                          // index into Program::values; -1: constant
   std::shared_ptr<const Tensor> constant;  // of `dtype`, or wider
+  std::string initializer;                 // that the constant was made from; empty: none
 
   bool is_constant() const { return constant != nullptr; }
   int rank() const { return static_cast<int>(shape.size()); }
@@ -80,8 +81,10 @@ class Lowering {
                           const Shape& shape);
   // The value behind an operand; a constant joins the program in its storage type.
   absl::StatusOr<int> ValueOf(const Operand& operand);
-  // A matrix [out, in] for linear layers; the same tensor twice is one weight.
-  int AddWeight(const std::string& name, std::shared_ptr<const Tensor> tensor);
+  // `tensor`, which is `matrix` as [out, in], for linear layers; the same tensor twice is one weight.
+  int AddWeight(const Operand& matrix, std::shared_ptr<const Tensor> tensor);
+  // What becomes of this constant cannot be changed an element at a time.
+  void NoteDerived(const Operand& operand);
   // The transpose of a constant matrix; made once per constant.
   absl::StatusOr<std::shared_ptr<const Tensor>> Transposed(const Operand& matrix);
 
@@ -107,6 +110,9 @@ class Lowering {
 
  private:
   std::string Where() const;
+  // Notes that `tensor`, made from `operand`, is Program::weights[index] or values[index].
+  void NoteUse(const Operand& operand, const std::shared_ptr<const Tensor>& tensor, int index,
+               std::vector<Initializer::Use> Initializer::*uses);
   template <typename T>
   absl::StatusOr<T> Attribute(const std::string& name, T otherwise, const char* type);
 

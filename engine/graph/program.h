@@ -6,6 +6,7 @@
 // batched, and only that one.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -44,6 +45,21 @@ struct Weight {
   std::shared_ptr<const Tensor> tensor;  // null once the planner has put it into its layouts
 };
 
+// An initializer of the file, and where in the program its elements are: what has to follow when some
+// of them change.
+struct Initializer {
+  DType dtype = DType::kFloat32;
+  Shape shape;
+  // Went in as something else than its elements, too: scaled, folded, spread, a shape.
+  bool derived = false;
+  struct Use {
+    int index = -1;           // in Program::weights, or Program::values
+    bool transposed = false;  // of weights
+  };
+  std::vector<Use> weights;
+  std::vector<Use> values;  // constants; converted to their storage
+};
+
 struct Program {
   std::string source;  // the file, for messages
   bool batched = false;
@@ -51,6 +67,7 @@ struct Program {
   std::vector<Value> values;
   std::vector<Step> steps;
   std::vector<Weight> weights;
+  std::map<std::string, Initializer> initializers;  // those that some output depends on
   std::vector<LinearOp*> linears;  // the steps' ops, in order; LinearOp::layer() is the index here
 };
 

@@ -13,18 +13,18 @@ namespace {
 
 class CudaModel final : public ExecutorModel<graph::CudaExecutor, graph::CudaExecutorState> {
  public:
-  explicit CudaModel(graph::Program program) : ExecutorModel(std::move(program)) {}
+  using ExecutorModel::ExecutorModel;
 
-  absl::Status Plan(const CudaDevice& device, const PrepareOptions& options) {
-    const DType compute = ComputeType(program_, options.precision);
+  absl::Status Plan(const CudaDevice& device) {
+    const DType compute = ComputeType(program_, options_.precision);
     graph::PrepareForDevice(program_, compute);
-    auto planned = PlanModel(program_, device, options, compute);
+    auto planned = PlanModel(program_, device, options_, compute);
     if (!planned.ok()) return planned.status();
-    if (options.measure_peak) peak_ = MeasuredPeak(device, compute);
+    if (options_.measure_peak) peak_ = MeasuredPeak(device, compute);
     CountWork(planned->plan, SizeOf(compute));
-    Keep(*planned);
-    auto executor = graph::CudaExecutor::Create(program_, device, std::move(planned->buckets),
-                                                std::move(planned->bindings));
+    Keep(*std::move(planned));
+    auto executor =
+        graph::CudaExecutor::Create(program_, device, planned_.buckets, planned_.Bindings());
     if (!executor.ok()) return executor.status();
     executor_ = *std::move(executor);
     return absl::OkStatus();
@@ -44,6 +44,7 @@ class CudaModel final : public ExecutorModel<graph::CudaExecutor, graph::CudaExe
   }
 
  private:
+  void* ConstantMemory(int value) const override { return executor_->constant(value); }
   void CountWork(const ModelPlan& plan, size_t element_bytes) {
     for (const LayerPlan& layer : plan.layers) {
       const auto size = static_cast<double>(layer.out) * static_cast<double>(layer.in);
@@ -77,8 +78,8 @@ DType ComputeType(const graph::Program& program, formats::Precision precision) {
 absl::StatusOr<std::unique_ptr<PreparedModel>> PrepareOnCuda(graph::Program program,
                                                              const CudaDevice& device,
                                                              const PrepareOptions& options) {
-  auto model = std::make_unique<CudaModel>(std::move(program));
-  if (absl::Status status = model->Plan(device, options); !status.ok()) return status;
+  auto model = std::make_unique<CudaModel>(std::move(program), device, options);
+  if (absl::Status status = model->Plan(device); !status.ok()) return status;
   return model;
 }
 

@@ -9,6 +9,7 @@
 #include "engine/graph/program.h"
 #include "engine/planner/model_planner.h"
 #include "engine/planner/prepared_model.h"
+#include "engine/planner/weight_editor.h"
 
 namespace espalier::planner {
 
@@ -21,9 +22,12 @@ WeightBytes CountWeights(const graph::Program& program, const ModelPlan& plan);
 template <typename Executor, typename State>
 class ExecutorModel : public PreparedModel {
  public:
+  ExecutorModel(graph::Program program, const Device& device, PrepareOptions options)
+      : program_(std::move(program)), device_(device), options_(std::move(options)) {}
+
   const std::vector<formats::ValueInfo>& inputs() const final { return program_.inputs; }
   const std::vector<formats::ValueInfo>& outputs() const final { return program_.outputs; }
-  const ModelPlan& plan() const final { return plan_; }
+  const ModelPlan& plan() const final { return planned_.plan; }
   size_t weight_bytes() const final { return bytes_.resident; }
   size_t dense_weight_bytes() const final { return bytes_.dense; }
 
@@ -37,17 +41,31 @@ class ExecutorModel : public PreparedModel {
     return executor_->Run(static_cast<Running&>(state).state(), program_.batched ? batch : 1);
   }
 
- protected:
-  explicit ExecutorModel(graph::Program program) : program_(std::move(program)) {}
-
-  // Takes over everything but buckets and bindings, which the executor gets.
-  void Keep(PlannedModel& planned) {
-    plan_ = std::move(planned.plan);
-    weights_ = std::move(planned.weights);
-    bytes_ = CountWeights(program_, plan_);
+  absl::Status Edit(absl::Span<const TensorEdit> edits, const formats::WeightSource& after) final {
+    WeightEditor editor(program_, planned_, device_, options_, after,
+                        [this](int value) { return ConstantMemory(value); });
+    for (const TensorEdit& edit : edits) {
+      if (absl::Status status = editor.Apply(edit); !status.ok()) return status;
+    }
+    if (!editor.rebuilt()) return absl::OkStatus();
+    bytes_.resident -= planned_.plan.weight_bytes;
+    planned_.plan.weight_bytes = planned_.weight_bytes();
+    bytes_.resident += planned_.plan.weight_bytes;
+    return executor_->Rebind(planned_.Bindings());
   }
 
+ protected:
+  void Keep(PlannedModel planned) {
+    planned_ = std::move(planned);
+    bytes_ = CountWeights(program_, planned_.plan);
+  }
+  // Where the constant Program::values[value] is.
+  virtual void* ConstantMemory(int value) const = 0;
+
   graph::Program program_;
+  const Device& device_;
+  const PrepareOptions options_;
+  PlannedModel planned_;
 
  private:
   class Running final : public ExecutionState {
@@ -62,9 +80,7 @@ class ExecutorModel : public PreparedModel {
     std::unique_ptr<State> state_;
   };
 
-  ModelPlan plan_;
   WeightBytes bytes_;
-  std::vector<std::shared_ptr<const ResidentWeight>> weights_;
 
  protected:
   std::unique_ptr<Executor> executor_;  // goes before what it borrows

@@ -267,7 +267,7 @@ absl::StatusOr<std::unique_ptr<OptionTimer>> MakeCpuTimer(const CostTable& table
   return timer;
 }
 
-absl::StatusOr<std::shared_ptr<const ResidentWeight>> WeightCopies::For(const LayerOption& option) {
+absl::StatusOr<std::shared_ptr<ResidentWeight>> WeightCopies::For(const LayerOption& option) {
   for (const auto& [other, copy] : copies_) {
     if (SharesMemory(other, option)) return copy;
   }

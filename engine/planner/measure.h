@@ -20,14 +20,14 @@ class WeightCopies {
       : dense_(dense), device_(device) {}
 
   // The copy that `option` reads.
-  absl::StatusOr<std::shared_ptr<const ResidentWeight>> For(const LayerOption& option);
+  absl::StatusOr<std::shared_ptr<ResidentWeight>> For(const LayerOption& option);
   // Forgets the copies that nobody else holds.
   void DropUnused();
 
  private:
   const TensorView dense_;
   const CudaDevice* device_;
-  std::vector<std::pair<LayerOption, std::shared_ptr<const ResidentWeight>>> copies_;
+  std::vector<std::pair<LayerOption, std::shared_ptr<ResidentWeight>>> copies_;
 };
 
 struct Measured {

@@ -48,7 +48,8 @@ class ModelPlanner {
         compute_(compute),
         cache_(options.deterministic ? "" : options.plan_cache_dir, device) {
     result_.buckets = BatchBuckets(options.max_batch_size);
-    result_.bindings.resize(result_.buckets.size());
+    result_.layers.resize(result_.buckets.size());
+    result_.weights.resize(program.weights.size());
     result_.plan.device = device.Description();
   }
 
@@ -90,20 +91,13 @@ class ModelPlanner {
       work.dense = std::move(program_.weights[i].tensor);
       work.file_bytes = work.dense->bytes();
       const DType dtype = work.dense->dtype();
-      const Shape& shape = work.dense->shape();
-      auto structure = sparse::AnalyzeStructure(work.dense->view(), {options_.flush_subnormals});
+      result_.weights[i].form = {dtype, ServedType(dtype, work.dense->shape()),
+                                 options_.flush_subnormals};
+      auto served = result_.weights[i].form.Apply(std::move(work.dense));
+      if (!served.ok()) return served.status();
+      work.dense = *std::move(served);
+      auto structure = sparse::AnalyzeStructure(work.dense->view());
       if (!structure.ok()) return structure.status();
-      const bool flush = options_.flush_subnormals && structure->subnormals > 0;
-      const DType served = ServedType(dtype, shape);
-      if (flush || served != dtype) {
-        // structure.layouts counts bytes of the dtype, so it is analysed again.
-        auto copy = Convert(work.dense->view(), served);
-        if (!copy.ok()) return copy.status();
-        if (flush) sparse::FlushSubnormals(*copy);
-        work.dense = std::make_shared<const Tensor>(*std::move(copy));
-        structure = sparse::AnalyzeStructure(work.dense->view(), {options_.flush_subnormals});
-        if (!structure.ok()) return structure.status();
-      }
       work.structure = *std::move(structure);
       if (!options_.deterministic) work.pattern = PatternDigest(work.dense->view());
       work.copies.emplace(work.dense->view(), device_.AsCudaOrNull());
@@ -174,7 +168,7 @@ class ModelPlanner {
 
   void SumBytes() {
     ModelPlan& plan = result_.plan;
-    for (const auto& resident : result_.weights) plan.weight_bytes += resident->bytes();
+    plan.weight_bytes = result_.weight_bytes();
     std::set<std::string> names;  // a matrix and its transpose are two weights of one name
     for (size_t i = 0; i < weights_.size(); ++i) {
       if (names.insert(program_.weights[i].name).second) plan.dense_bytes += weights_[i].file_bytes;
@@ -211,19 +205,19 @@ class ModelPlanner {
     plan.sparsity = weight.structure.sparsity();
     plan.structure = weight.structure.found;
     plan.dense_bytes = weight.file_bytes;
-    std::vector<std::shared_ptr<const ResidentWeight>> used;
+    std::vector<std::shared_ptr<ResidentWeight>> used;
     for (size_t b = 0; b < choice.size(); ++b) {
       auto resident = layer.weight->copies->For(table.options[choice[b]]);
       if (!resident.ok()) return resident.status();
       table.options[choice[b]].resident_bytes = (*resident)->bytes();
-      result_.bindings[b].push_back({table.options[choice[b]].variant, (*resident)->view()});
+      result_.layers[b].push_back({table.options[choice[b]].variant, resident->get()});
       if (std::find(used.begin(), used.end(), *resident) == used.end()) used.push_back(*resident);
     }
     plan.buckets = DescribeChoice(table, options_.weight_memory, options_.deterministic,
                                   result_.buckets, choice);
     for (auto& resident : used) {
       plan.weight_bytes += resident->bytes();
-      auto& all = result_.weights;
+      auto& all = result_.weights[layer.op->weight()].copies;
       if (std::find(all.begin(), all.end(), resident) == all.end()) all.push_back(resident);
     }
     result_.plan.layers.push_back(std::move(plan));
@@ -251,6 +245,23 @@ std::vector<int64_t> BatchBuckets(int64_t max_batch_size) {
   for (int64_t batch = 1; batch < max_batch_size; batch *= 2) buckets.push_back(batch);
   buckets.push_back(std::max<int64_t>(max_batch_size, 1));
   return buckets;
+}
+
+std::vector<std::vector<graph::LinearBinding>> PlannedModel::Bindings() const {
+  std::vector<std::vector<graph::LinearBinding>> bindings(layers.size());
+  for (size_t b = 0; b < layers.size(); ++b) {
+    for (const PlannedLayer& layer : layers[b])
+      bindings[b].push_back({layer.variant, layer.weight->view()});
+  }
+  return bindings;
+}
+
+size_t PlannedModel::weight_bytes() const {
+  size_t bytes = 0;
+  for (const PlannedWeight& weight : weights) {
+    for (const auto& copy : weight.copies) bytes += copy->bytes();
+  }
+  return bytes;
 }
 
 absl::StatusOr<PlannedModel> PlanModel(graph::Program& program, const Device& device,

@@ -11,14 +11,31 @@
 #include "engine/planner/plan.h"
 #include "engine/planner/prepared_model.h"
 #include "engine/planner/resident_weight.h"
+#include "engine/planner/served_form.h"
 
 namespace espalier::planner {
+
+// What a layer runs with in a bucket.
+struct PlannedLayer {
+  const kernels::LinearVariant* variant = nullptr;
+  ResidentWeight* weight = nullptr;  // one of PlannedModel::weights
+};
+
+// The resident copies of one of the program's weights.
+struct PlannedWeight {
+  ServedForm form;
+  std::vector<std::shared_ptr<ResidentWeight>> copies;
+};
 
 struct PlannedModel {
   ModelPlan plan;
   std::vector<int64_t> buckets;
-  std::vector<std::vector<graph::LinearBinding>> bindings;     // [bucket][layer]
-  std::vector<std::shared_ptr<const ResidentWeight>> weights;  // what the bindings point into
+  std::vector<std::vector<PlannedLayer>> layers;  // [bucket][layer]
+  std::vector<PlannedWeight> weights;             // as Program::weights
+
+  // As of now: a weight that is rebuilt has another view.
+  std::vector<std::vector<graph::LinearBinding>> Bindings() const;
+  size_t weight_bytes() const;
 };
 
 // The powers of two up to `max_batch_size`, and it; {1} when that is 0.

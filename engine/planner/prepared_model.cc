@@ -14,15 +14,20 @@ namespace {
 
 class Model final : public ExecutorModel<graph::Executor, graph::ExecutorState> {
  public:
-  explicit Model(graph::Program program) : ExecutorModel(std::move(program)) {}
+  using ExecutorModel::ExecutorModel;
 
-  absl::Status Plan(const Device& device, const PrepareOptions& options) {
-    auto planned = PlanModel(program_, device, options);
+  absl::Status Plan() {
+    auto planned = PlanModel(program_, device_, options_);
     if (!planned.ok()) return planned.status();
-    Keep(*planned);
-    executor_ = std::make_unique<graph::Executor>(program_, device, std::move(planned->buckets),
-                                                  std::move(planned->bindings));
+    Keep(*std::move(planned));
+    executor_ =
+        std::make_unique<graph::Executor>(program_, device_, planned_.buckets, planned_.Bindings());
     return absl::OkStatus();
+  }
+
+ private:
+  void* ConstantMemory(int value) const override {
+    return const_cast<void*>(program_.values[value].constant->data());  // the program is ours
   }
 };
 
@@ -52,8 +57,8 @@ absl::StatusOr<std::unique_ptr<PreparedModel>> PreparedModel::Prepare(
   if (const CudaDevice* gpu = device.AsCudaOrNull(); gpu != nullptr) {
     return PrepareOnCuda(*std::move(program), *gpu, options);
   }
-  auto model = std::make_unique<Model>(*std::move(program));
-  if (absl::Status status = model->Plan(device, options); !status.ok()) return status;
+  auto model = std::make_unique<Model>(*std::move(program), device, options);
+  if (absl::Status status = model->Plan(); !status.ok()) return status;
   return model;
 }
 

@@ -65,6 +65,14 @@ class ReplicatedModel final : public PreparedModel {
     return replicas_[placed.replica()]->Run(placed.state(), batch);
   }
 
+  absl::Status Edit(absl::Span<const TensorEdit> edits,
+                    const formats::WeightSource& after) override {
+    for (const auto& replica : replicas_) {
+      if (absl::Status status = replica->Edit(edits, after); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
  private:
   const std::vector<std::unique_ptr<PreparedModel>> replicas_;
   const std::vector<int> placement_;

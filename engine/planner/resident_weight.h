@@ -5,6 +5,8 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "engine/sparse/element_edit.h"
 #include "engine/sparse/sparse_weight.h"
 #include "engine/tensor/buffer.h"
 #include "engine/tensor/cuda_device.h"
@@ -15,21 +17,44 @@ namespace espalier::planner {
 class ResidentWeight {
  public:
   // Encodes `dense` in `spec` and packs it for `variant`; a packed form replaces the plain values. For a GPU (`device`
-  // not null) the packed form moves there, and nothing stays in host memory.
+  // not null) the packed form moves there; only the layout's indices stay in host memory.
   static absl::StatusOr<std::unique_ptr<ResidentWeight>> Create(
       const TensorView& dense, const sparse::LayoutSpec& spec,
       const kernels::LinearVariant& variant, const CudaDevice* device = nullptr);
 
-  // Valid while this object lives.
+  // Valid while this object lives, and until Rebuild.
   kernels::WeightView view() const;
-  size_t bytes() const { return weight_.bytes() + packed_.size() + on_device_.bytes(); }
+  const sparse::LayoutSpec& spec() const { return spec_; }
+  // On its device.
+  size_t bytes() const {
+    return device_ != nullptr ? on_device_.bytes() : weight_.bytes() + packed_.size();
+  }
+
+  // What an edit may leave behind: the very bytes of an encoding of the new weight, or also zeros that are
+  // stored where one would not store them.
+  enum class Zeros { kAsEncoded, kMayStay };
+  // Changes elements in place. `edits`: positions row · in + col, ascending; bits of this weight's type. False, and
+  // nothing is changed, when a non-zero has no place in the layout, when a zero would stay that may not, or when the
+  // packing has no places. FailedPrecondition when an element is not what its edit says: that holds for either answer.
+  absl::StatusOr<bool> EditInPlace(absl::Span<const sparse::ElementEdit> edits, Zeros zeros);
+  // Encodes and packs another weight of the same shape and type in its place. ResourceExhausted without memory: the
+  // weight is not to be used then.
+  absl::Status Rebuild(const TensorView& dense);
 
  private:
+  ResidentWeight(const sparse::LayoutSpec& spec, const kernels::LinearVariant& variant,
+                 const CudaDevice* device)
+      : spec_(spec), variant_(variant), device_(device) {}
+
+  absl::Status Patch(absl::Span<const sparse::ElementEdit> edits, absl::Span<const int64_t> offsets,
+                     bool write);
+
+  sparse::LayoutSpec spec_;
+  kernels::LinearVariant variant_;
+  const CudaDevice* device_;
   sparse::SparseWeight weight_;
   Buffer packed_;
-  // On a GPU: the packed form, and a view of it without host arrays (weight_ and packed_ are empty).
-  CudaHandle on_device_;
-  kernels::WeightView device_view_;
+  CudaHandle on_device_;  // on a GPU: the packed form
 };
 
 }  // namespace espalier::planner

@@ -46,6 +46,9 @@ class SparseWeight {
   // Valid while this weight lives and is not changed; a move keeps it valid.
   kernels::WeightView view() const;
 
+  // The values of `view`, for changing stored elements in place.
+  void* mutable_values() { return values_.data(); }
+
   // Frees `values` once a packed form has replaced them (the view's `values` is null from then on).
   void ReleaseValues() { values_ = Buffer(); }
 

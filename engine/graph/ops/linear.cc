@@ -48,7 +48,7 @@ absl::StatusOr<Operand> EmitLinear(Lowering& lowering, const Operand& x, const O
     weight = *std::move(transposed);
   }
   const int64_t out = weight->shape()[0], in = weight->shape()[1];
-  const int index = lowering.AddWeight(matrix.name, std::move(weight));
+  const int index = lowering.AddWeight(matrix, std::move(weight));
   return lowering.Emit(
       std::make_unique<LinearOp>(index, out, in, lowering.ItemElements(x.shape) / in), {x.value},
       x.dtype, shape);

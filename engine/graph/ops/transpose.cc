@@ -74,6 +74,24 @@ absl::StatusOr<Operand> EmitTranspose(Lowering& lowering, const Operand& x,
   return lowering.Emit(std::make_unique<TransposeOp>(args), {x.value}, x.dtype, shape);
 }
 
+absl::StatusOr<Tensor> TransposedMatrix(const Tensor& matrix) {
+  const int64_t rows = matrix.shape()[0], cols = matrix.shape()[1];
+  auto tensor = Tensor::Allocate(matrix.dtype(), {cols, rows});
+  if (!tensor.ok()) return tensor;
+  kernels::TransposeArgs args;
+  args.element_bytes = SizeOf(tensor->dtype());
+  args.rank = 2;
+  args.dims[0] = cols;
+  args.dims[1] = rows;
+  args.strides[0] = 1;
+  args.strides[1] = cols;
+  args.x = matrix.data();
+  args.y = tensor->data();
+  const kernels::KernelStatus status = kernels::Transpose({}, args);
+  if (!status.ok()) return absl::InternalError(status.message);
+  return tensor;
+}
+
 absl::Status LowerTranspose(Lowering& lowering) {
   auto attribute = lowering.IntsAttribute("perm");
   if (!attribute.ok()) return attribute.status();

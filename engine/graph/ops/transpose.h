@@ -12,4 +12,7 @@ namespace espalier::graph {
 absl::StatusOr<Operand> EmitTranspose(Lowering& lowering, const Operand& x,
                                       const std::vector<int64_t>& perm);
 
+// The transpose of a matrix in memory.
+absl::StatusOr<Tensor> TransposedMatrix(const Tensor& matrix);
+
 }  // namespace espalier::graph
