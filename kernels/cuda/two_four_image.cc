@@ -75,24 +75,33 @@ void PackDense(const Strip& strip, int64_t piece, const uint16_t* values, char* 
   }
 }
 
+constexpr int kKept = kTwoFourColumns / 2;  // values of a row of a sparse piece
+
+// The two columns of a group of four that a sparse piece keeps: those with a value, and others where they are fewer.
+std::array<int, 2> KeptColumns(const int32_t* places) {
+  std::array<int, 2> kept;
+  int count = 0, missing = static_cast<int>(std::count(places, places + 4, kNone)) - 2;
+  for (int c = 0; c < 4 && count < 2; ++c) {
+    if (places[c] == kNone && missing-- <= 0) continue;
+    kept[count++] = c;
+  }
+  return kept;
+}
+
+// Byte of value `index` of a row's group.
+int SparseByte(int row, int group, int index) {
+  return Swizzled(2 * (row * kKept + 2 * group + index), SwizzleMask(kKept));
+}
+
 void PackSparse(const Strip& strip, int64_t piece, const uint16_t* values, char* to) {
-  constexpr int kKept = kTwoFourColumns / 2;  // values of a row
-  const int mask = SwizzleMask(kKept);
   std::array<uint32_t, kTwoFourRows> metadata{};
   for (int row = 0; row < kTwoFourRows; ++row) {
-    const int32_t* places = strip.Places(piece, row);
     for (int group = 0; group < kTwoFourColumns / 4; ++group) {
-      // Columns without a value fill up what is missing, so that there are two, and in order.
-      int kept[2], count = 0;
-      int missing =
-          2 - (4 - static_cast<int>(std::count(places + 4 * group, places + 4 * group + 4, kNone)));
-      for (int c = 0; c < 4 && count < 2; ++c) {
-        const bool is_empty = places[4 * group + c] == kNone;
-        if (is_empty && missing-- <= 0) continue;
-        const uint16_t value = is_empty ? 0 : values[places[4 * group + c]];
-        std::memcpy(to + Swizzled(2 * (row * kKept + 2 * group + count), mask), &value,
-                    sizeof(value));
-        kept[count++] = c;
+      const int32_t* places = strip.Places(piece, row) + 4 * group;
+      const std::array<int, 2> kept = KeptColumns(places);
+      for (int i = 0; i < 2; ++i) {
+        const uint16_t value = places[kept[i]] == kNone ? 0 : values[places[kept[i]]];
+        std::memcpy(to + SparseByte(row, group, i), &value, sizeof(value));
       }
       const int word = row / 16 * 16 + row % 8 * 2 + group / 4, half = row / 8 % 2;
       metadata[word] |= static_cast<uint32_t>(kept[0] | kept[1] << 2)
@@ -124,6 +133,13 @@ TwoFourPanel PanelOf(const Strips& strips, int64_t column, int half, uint32_t be
     panel.sizes |= size << 16 * rows;
   }
   return panel;
+}
+
+// Of piece p, from the first of all pieces on.
+size_t PieceOffset(const TwoFourPanel& panel, int p) {
+  const uint32_t place = panel.pieces >> (8 * p) & 0xff;
+  return size_t{panel.begin + (p < 2 ? 0 : panel.sizes & 0xffff) + (place & kPieceOffsetMask)} *
+         kPieceUnit;
 }
 
 uint32_t SizeOf(const TwoFourPanel& panel) { return (panel.sizes & 0xffff) + (panel.sizes >> 16); }
@@ -163,9 +179,7 @@ void Pack(const WeightView& w, char* base) {
           for (int p = 0; p < 4; ++p) {
             const uint32_t place = panel.pieces >> (8 * p) & 0xff;
             if (place == 0) continue;
-            const uint32_t unit =
-                panel.begin + (p < 2 ? 0 : panel.sizes & 0xffff) + (place & kPieceOffsetMask);
-            char* to = base + image.pieces_offset + size_t{unit} * kPieceUnit;
+            char* to = base + image.pieces_offset + PieceOffset(panel, p);
             (place & kDensePiece ? PackDense : PackSparse)(
                 strips[2 * half + p / 2], panel.column / kTwoFourColumns + p % 2, values, to);
           }
@@ -173,6 +187,45 @@ void Pack(const WeightView& w, char* base) {
         ++count;
       });
   groups[image.groups] = count;
+}
+
+// Byte of (row, column) of a half from the first of all pieces on, or -1 where no value is stored.
+int64_t ByteOf(const TwoFourPanel& panel, const Strips& strips, int half, int row, int column) {
+  const int p = row / kTwoFourRows * 2 + column / kTwoFourColumns;
+  const Strip& strip = strips[2 * half + p / 2];
+  const int64_t piece = panel.column / kTwoFourColumns + p % 2;
+  const int r = row % kTwoFourRows, c = column % kTwoFourColumns;
+  const int32_t* places = strip.Places(piece, r);
+  if (places[c] == kNone) return -1;
+  const auto first = static_cast<int64_t>(PieceOffset(panel, p));
+  if (strip.KindOf(piece) == Kind::kDense)
+    return first + Swizzled(2 * (r * kTwoFourColumns + c), SwizzleMask(kTwoFourColumns));
+  return first + SparseByte(r, c / 4, KeptColumns(places + c / 4 * 4)[0] == c % 4 ? 0 : 1);
+}
+
+void Locate(const WeightView& w, std::span<const int64_t> elements, int64_t* offsets) {
+  const TwoFourImage image = TwoFourImageOf(w);
+  std::fill_n(offsets, elements.size(), int64_t{-1});
+  std::vector<std::vector<size_t>> in_panel(image.panel_columns);  // elements of a group
+  size_t next = 0;
+  ForEachPanel(
+      w,
+      [&](int64_t g) {
+        for (auto& list : in_panel) list.clear();
+        for (; next < elements.size() && elements[next] / w.in < (g + 1) * kTwoFourGroupRows;
+             ++next)
+          in_panel[elements[next] % w.in / kTwoFourPanelColumns].push_back(next);
+      },
+      [&](const std::array<TwoFourPanel, 2>& halves, const Strips& strips) {
+        for (size_t i : in_panel[halves[0].column / kTwoFourPanelColumns]) {
+          const auto row = static_cast<int>(elements[i] / w.in % kTwoFourGroupRows),
+                     column = static_cast<int>(elements[i] % w.in % kTwoFourPanelColumns);
+          constexpr int kHalfRows = kTwoFourGroupRows / 2;
+          const int half = row / kHalfRows;
+          const int64_t byte = ByteOf(halves[half], strips, half, row % kHalfRows, column);
+          if (byte >= 0) offsets[i] = static_cast<int64_t>(image.pieces_offset) + byte;
+        }
+      });
 }
 
 }  // namespace
@@ -222,6 +275,14 @@ KernelStatus PackTwoFourImage(const WeightView& weight, void* packed) {
     return {KernelCode::kOutOfMemory, "2:4 image: no host memory for the places of the values"};
   }
   return {};
+}
+
+KernelStatus LocateInTwoFourImage(const WeightView& weight, std::span<const int64_t> elements,
+                                  int64_t* offsets) try {
+  Locate(weight, elements, offsets);
+  return {};
+} catch (const std::bad_alloc&) {
+  return {KernelCode::kOutOfMemory, "2:4 image: no host memory for the places of the values"};
 }
 
 }  // namespace espalier::kernels::cuda

@@ -28,6 +28,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "kernels/base/kernel_status.h"
 #include "kernels/linear/linear.h"
@@ -69,5 +70,7 @@ bool FitsTwoFourImage(const LinearDesc& desc);
 
 size_t TwoFourImageBytes(const WeightView& weight);
 KernelStatus PackTwoFourImage(const WeightView& weight, void* packed);
+KernelStatus LocateInTwoFourImage(const WeightView& weight, std::span<const int64_t> elements,
+                                  int64_t* offsets);
 
 }  // namespace espalier::kernels::cuda

@@ -93,7 +93,7 @@ struct TwoFourForm {
   static bool Fits(const LinearDesc& desc) { return FitsTwoFourImage(desc); }
   static constexpr auto kBytes = TwoFourImageBytes;
   static constexpr auto kPack = PackTwoFourImage;
-  static constexpr std::nullptr_t kLocate = nullptr;  // a value more or less changes a piece's kind
+  static constexpr auto kLocate = LocateInTwoFourImage;
   static constexpr auto Scratch = NoScratch;
 };
 
