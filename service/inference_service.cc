@@ -77,11 +77,12 @@ class InferenceService final : public Base {
   ESPALIER_REPOSITORY_RPCS(ESPALIER_CONTROL)
 #undef ESPALIER_CONTROL
 
-#define ESPALIER_REFUSE(name)                                                                   \
-  using Base::name;                                                                             \
-  ServerUnaryReactor* name(CallbackServerContext* context, const ByteBuffer*, ByteBuffer*)      \
-      override {                                                                                \
-    return RpcScope(state_.telemetry, *context, Rpc::k##name).Finish(NotOffered(Rpc::k##name)); \
+#define ESPALIER_REFUSE(name)                                                              \
+  using Base::name;                                                                        \
+  ServerUnaryReactor* name(CallbackServerContext* context, const ByteBuffer*, ByteBuffer*) \
+      override {                                                                           \
+    return RpcScope(state_.telemetry, *context, Rpc::k##name)                              \
+        .Finish(*context, NotOffered(Rpc::k##name));                                       \
   }
   ESPALIER_REFUSED_RPCS(ESPALIER_REFUSE)
 #undef ESPALIER_REFUSE
@@ -97,16 +98,16 @@ class InferenceService final : public Base {
     ByteBuffer copy(message);  // of the references; the parser consumes them
     if (!grpc::SerializationTraits<Request>::Deserialize(&copy, &request).ok()) {
       return scope.Finish(
-          absl::InvalidArgumentError(absl::StrCat("malformed ", NameOf(rpc), "Request")));
+          context, absl::InvalidArgumentError(absl::StrCat("malformed ", NameOf(rpc), "Request")));
     }
     const absl::Status status = Handle(request, &response);
     bool owned = false;
     if (status.ok() &&
         !grpc::SerializationTraits<Response>::Serialize(response, answer, &owned).ok()) {
-      return scope.Finish(
-          absl::InternalError(absl::StrCat(NameOf(rpc), ": the response cannot be written")));
+      return scope.Finish(context, absl::InternalError(absl::StrCat(
+                                       NameOf(rpc), ": the response cannot be written")));
     }
-    return scope.Finish(status);
+    return scope.Finish(context, status);
   }
 
   absl::Status Handle(const inference::ServerLiveRequest&,

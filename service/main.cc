@@ -40,9 +40,10 @@ ABSL_FLAG(std::string, address, "0.0.0.0:8001",
 ABSL_FLAG(std::string, metrics_address, "0.0.0.0:8002",
           "Where to serve Prometheus metrics under /metrics, host:port. Port 0 takes a free one, "
           "empty serves none.");
-ABSL_FLAG(std::string, state_dir, "",
-          "Directory for what is worth keeping between runs (kernel plans); belongs to one server. "
-          "Empty keeps nothing.");
+ABSL_FLAG(
+    std::string, state_dir, "",
+    "Directory for what is worth keeping between runs (kernel plans, weight updates); belongs "
+    "to one server. Empty keeps nothing, and takes no updates.");
 ABSL_FLAG(int, threads, 0, "Threads that compute. 0 means one per CPU that the process may use.");
 ABSL_FLAG(std::string, device, "auto",
           "Where models run: auto (on the GPUs if there are any, else on the CPU), cpu, or cuda "
@@ -73,6 +74,28 @@ ABSL_FLAG(std::string, max_connection_age, "0s",
           "clients behind a load balancer find new servers. 0 means no limit.");
 ABSL_FLAG(std::string, max_connection_age_grace, "30s",
           "How long RPCs of such a connection may still run.");
+ABSL_FLAG(
+    std::string, update_address, "",
+    "Where to listen for weight updates (espalier delta push), host:port, commonly port 8003. "
+    "Port 0 takes a free one, empty takes no updates. Plain text, without TLS: across hosts "
+    "use a network that you trust.");
+ABSL_FLAG(std::string, update_token_file, "",
+          "File with the token that clients of --update_address must show. Empty needs none, and "
+          "allows loopback addresses only.");
+ABSL_FLAG(
+    std::vector<std::string>, update_peers, {},
+    "Update addresses of servers with the same models, comma-separated: before this server is "
+    "ready it takes from the first that answers the versions that it lacks. Needs "
+    "--update_address.");
+ABSL_FLAG(std::vector<std::string>, update_keys, {},
+          "Public keys (PEM files, or directories with *.pub and *.pem) whose signatures make an "
+          "update trusted, comma-separated.");
+ABSL_FLAG(int, update_threshold, 1, "So many of --update_keys must have signed an update.");
+ABSL_FLAG(bool, allow_unsigned_updates, false,
+          "Take updates without signatures, instead of --update_keys. For trying out.");
+ABSL_FLAG(std::string, deltas_poll_interval, "0s",
+          "How often to look for updates that were dropped into <model>/deltas/ of the "
+          "repositories, up to 24h. 0 never does.");
 ABSL_FLAG(std::string, trace_file, "",
           "File for traces of requests, once a client turns them on with TraceSetting. Empty: they "
           "cannot be turned on.");
@@ -103,6 +126,9 @@ Serve a repository of models:
   espalierd --model_repository=/models
 Keep the kernel plans, so that the next start is quick:
   espalierd --model_repository=/models --state_dir=/var/lib/espalier
+Take signed weight updates while serving (espalier keygen, espalier delta):
+  espalierd --model_repository=/models --state_dir=/var/lib/espalier
+            --update_address=0.0.0.0:8003 --update_token_file=token --update_keys=trainer.pub
 On a laptop, local clients only:
   espalierd --model_repository=models --address=127.0.0.1:8001 --metrics_address=127.0.0.1:8002
 
@@ -223,6 +249,12 @@ absl::StatusOr<ServerOptions> ReadFlags() {
   options.max_streams = absl::GetFlag(FLAGS_max_streams);
   options.max_queue_size = absl::GetFlag(FLAGS_max_queue_size);
   options.accept_compressed = absl::GetFlag(FLAGS_accept_compressed);
+  options.updates.listener.address = absl::GetFlag(FLAGS_update_address);
+  options.updates.token_file = absl::GetFlag(FLAGS_update_token_file);
+  options.updates.listener.catch_up_from = absl::GetFlag(FLAGS_update_peers);
+  options.updates.keys = absl::GetFlag(FLAGS_update_keys);
+  options.updates.threshold = absl::GetFlag(FLAGS_update_threshold);
+  options.updates.allow_unsigned = absl::GetFlag(FLAGS_allow_unsigned_updates);
   if (options.model_repositories.empty()) {
     return absl::InvalidArgumentError("--model_repository is missing; see espalierd --help");
   }
@@ -233,6 +265,9 @@ absl::StatusOr<ServerOptions> ReadFlags() {
                      &options.max_connection_age),
         ReadDuration("max_connection_age_grace", absl::GetFlag(FLAGS_max_connection_age_grace),
                      &options.max_connection_age_grace),
+        ReadDuration("deltas_poll_interval", absl::GetFlag(FLAGS_deltas_poll_interval),
+                     &options.updates.deltas_poll_interval),
+        InRange("update_threshold", options.updates.threshold, 1, 64),
         InRange("threads", options.threads, 0, 1024),
         InRange("loader_threads", options.loader_threads, 1, 64),
         InRange("max_message_bytes", options.max_message_bytes, 1, INT32_MAX),

@@ -34,8 +34,9 @@ grpc::Status RpcScope::End(const absl::Status& status) {
   return ToGrpc(status);
 }
 
-grpc::ServerUnaryReactor* RpcScope::Finish(const absl::Status& status) {
-  grpc::ServerUnaryReactor* reactor = context_.DefaultReactor();
+grpc::ServerUnaryReactor* RpcScope::Finish(grpc::CallbackServerContext& context,
+                                           const absl::Status& status) {
+  grpc::ServerUnaryReactor* reactor = context.DefaultReactor();
   reactor->Finish(End(status));
   return reactor;
 }

@@ -12,7 +12,7 @@ namespace espalier::service {
 class RpcScope {
  public:
   // Both outlive the scope.
-  RpcScope(Telemetry& telemetry, grpc::CallbackServerContext& context, Rpc rpc)
+  RpcScope(Telemetry& telemetry, grpc::ServerContextBase& context, Rpc rpc)
       : telemetry_(telemetry), context_(context), rpc_(rpc) {}
 
   int64_t arrival_nanos() const { return arrival_nanos_; }
@@ -24,12 +24,13 @@ class RpcScope {
   // Exactly once.
   grpc::Status End(const absl::Status& status);
 
-  // Ends a unary RPC that is answered in its handler.
-  grpc::ServerUnaryReactor* Finish(const absl::Status& status);
+  // Ends a unary RPC of the callback API that is answered in its handler; `context` is the scope's.
+  grpc::ServerUnaryReactor* Finish(grpc::CallbackServerContext& context,
+                                   const absl::Status& status);
 
  private:
   Telemetry& telemetry_;
-  grpc::CallbackServerContext& context_;
+  grpc::ServerContextBase& context_;
   const Rpc rpc_;
   const int64_t arrival_nanos_ = runtime::NowNanos();
 };

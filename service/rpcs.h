@@ -1,4 +1,4 @@
-// rpcs.h — the RPCs of inference.GRPCInferenceService, each once.
+// rpcs.h — the RPCs of inference.GRPCInferenceService and espalier.v1.UpdateService, each once.
 #pragma once
 
 #include <cstdint>
@@ -33,10 +33,25 @@ namespace espalier::service {
   X(CudaSharedMemoryRegister)    \
   X(CudaSharedMemoryUnregister)
 
-#define ESPALIER_RPCS(X) \
-  X(ModelInfer)          \
-  X(ModelStreamInfer)    \
-  ESPALIER_OFFERED_RPCS(X) ESPALIER_REPOSITORY_RPCS(X) ESPALIER_REFUSED_RPCS(X)
+// Of espalier.v1.UpdateService, see update_service.h.
+#define ESPALIER_UPDATE_RPCS(X) \
+  X(PushDelta)                  \
+  X(ActivateVersion)            \
+  X(Rollback)                   \
+  X(ConfirmVersion)             \
+  X(ListVersions)               \
+  X(WatchVersions)              \
+  X(FetchDeltas)                \
+  X(ReadAudit)                  \
+  X(PrepareTransaction)         \
+  X(DecideTransaction)          \
+  X(GetTransaction)
+
+#define ESPALIER_RPCS(X)   \
+  X(ModelInfer)            \
+  X(ModelStreamInfer)      \
+  ESPALIER_OFFERED_RPCS(X) \
+  ESPALIER_REPOSITORY_RPCS(X) ESPALIER_REFUSED_RPCS(X) ESPALIER_UPDATE_RPCS(X)
 
 enum class Rpc : uint8_t {
 #define ESPALIER_RPC_ENUM(name) k##name,

@@ -1,7 +1,6 @@
 #include "service/server.h"
 
 #include <grpc/support/log.h>
-#include <netdb.h>
 
 #include <cstdio>
 #include <cstring>
@@ -12,7 +11,6 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -26,7 +24,9 @@
 #include "prometheus/exposer.h"
 #include "service/gpu_metrics.h"
 #include "service/inference_service.h"
+#include "service/listen_address.h"
 #include "service/metrics.h"
+#include "service/update_metrics.h"
 
 namespace espalier::service {
 namespace {
@@ -83,35 +83,6 @@ void SetChannelArguments(grpc::ServerBuilder& builder, const ServerOptions& opti
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);
 }
 
-absl::Status CannotListen(absl::string_view what, absl::string_view address,
-                          absl::string_view flag) {
-  return absl::UnavailableError(
-      absl::StrCat("cannot listen for ", what, " on ", address,
-                   ": is the port taken, perhaps by another espalierd? Choose another with --",
-                   flag, " (port 0 takes a free one)"));
-}
-
-// host:port with a port that exists (gRPC takes 99999 for 34463) and a host that has an address.
-absl::Status CheckAddress(const std::string& address, absl::string_view flag) {
-  const size_t colon = address.rfind(':');
-  int port = -1;
-  if (colon == std::string::npos || colon == 0 ||
-      !absl::SimpleAtoi(absl::string_view(address).substr(colon + 1), &port) || port < 0 ||
-      port > 65535) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--", flag, " is '", address, "', expected host:port with a port from 0 to 65535"));
-  }
-  std::string host = address.substr(0, colon);
-  if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-  addrinfo* found = nullptr;
-  if (const int error = getaddrinfo(host.c_str(), nullptr, nullptr, &found); error != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("--", flag, " is '", address, "': host '", host,
-                                                   "' has no address: ", gai_strerror(error)));
-  }
-  freeaddrinfo(found);
-  return absl::OkStatus();
-}
-
 // The path without links and dots; what does not exist yet is taken as written.
 std::string Canonical(const std::string& path) {
   std::error_code error;
@@ -152,6 +123,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   std::unique_ptr<Server> server(new Server(std::move(options)));
   const ServerOptions& given = server->options_;
   if (absl::Status status = CheckTraceFile(given.trace_file); !status.ok()) return status;
+  if (absl::Status status = CheckUpdateOptions(given.updates, given.state_dir); !status.ok())
+    return status;
   if (!given.state_dir.empty()) {
     if (absl::Status status = CheckStateDir(given); !status.ok()) return status;
     auto state_dir = runtime::StateDir::Open(given.state_dir);
@@ -173,6 +146,16 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
     manager.load_at_start = given.load_models;
   if (given.model_control_mode == ModelControlMode::kPoll)
     manager.poll_interval = given.repository_poll_interval;
+  if (given.updates.enabled()) {
+    auto token = ReadToken(given.updates);
+    if (!token.ok()) return token.status();
+    server->update_token_ = *std::move(token);
+    server->peers_ = std::make_unique<Peers>(server->update_token_.authorization());
+    auto updates = MakeUpdateManager(given.updates, given.state_dir, *server->peers_);
+    if (!updates.ok()) return updates.status();
+    server->updates_ = *std::move(updates);
+    manager.updates = server->updates_.get();
+  }
   manager.on_started = [server = server.get()] { server->OnModelsLoaded(); };
   server->models_ = std::make_unique<runtime::ModelManager>(std::move(manager), std::move(loader));
   server->state_ = std::unique_ptr<ServiceState>(new ServiceState{
@@ -184,9 +167,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   // Metrics first: it is the cheaper one to undo.
   if (absl::Status status = server->ListenForMetrics(); !status.ok()) return status;
   if (absl::Status status = server->Listen(); !status.ok()) return status;
+  if (absl::Status status = server->ListenForUpdates(); !status.ok()) return status;
   runtime::LogEvent(spdlog::level::info, "listening",
                     {{"grpc_port", server->port_},
                      {"metrics_port", server->metrics_port_},
+                     {"update_port", server->update_port()},
                      {"device", server->devices_.cpu ? server->devices_.Description() : "none"},
                      {"version", ESPALIER_VERSION}});
   // One of an earlier run must not pass for ours.
@@ -234,8 +219,23 @@ absl::Status Server::ListenForMetrics() {
     gpu_collector_ = MakeGpuMetricsCollector(devices_, OpenGpuUsageReader());
     exposer_->RegisterCollectable(gpu_collector_);
   }
+  if (updates_ != nullptr) {
+    update_collector_ = MakeUpdateMetricsCollector(*updates_);
+    exposer_->RegisterCollectable(update_collector_);
+  }
   triton_collector_ = MakeTritonMetricsCollector(*state_);
   exposer_->RegisterCollectable(triton_collector_, "/metrics/triton");
+  return absl::OkStatus();
+}
+
+absl::Status Server::ListenForUpdates() {
+  if (updates_ == nullptr) return absl::OkStatus();
+  updates_->Attach(*models_);
+  if (options_.updates.listener.address.empty()) return absl::OkStatus();
+  auto server = UpdateServer::Start(options_.updates.listener, update_token_, *peers_, *updates_,
+                                    state_->telemetry);
+  if (!server.ok()) return server.status();
+  update_server_ = *std::move(server);
   return absl::OkStatus();
 }
 
@@ -272,7 +272,13 @@ void Server::OnGpuLost(const absl::Status& status) {
 }
 
 void Server::OnModelsLoaded() {
+  if (update_server_ == nullptr) return OnReady();
+  update_server_->CatchUp([this] { OnReady(); });
+}
+
+void Server::OnReady() {
   if (state_->draining || gpu_lost_) return;
+  state_->caught_up = true;
   SetServing(true);
   size_t ready = 0, failed = 0;
   for (const auto& entry : models_->Index()) {
@@ -291,7 +297,8 @@ absl::Status Server::WriteReadyFile() const {
   // Written beside and renamed, so that whoever waits for the file never reads half of it.
   const std::string draft = options_.ready_file + ".tmp";
   std::ofstream file(draft);
-  file << absl::StrCat("{\"grpc_port\": ", port_, ", \"metrics_port\": ", metrics_port_, "}\n");
+  file << absl::StrCat("{\"grpc_port\": ", port_, ", \"metrics_port\": ", metrics_port_,
+                       ", \"update_port\": ", update_port(), "}\n");
   file.close();
   if (file.fail() || std::rename(draft.c_str(), options_.ready_file.c_str()) != 0) {
     return absl::PermissionDeniedError(
@@ -302,10 +309,12 @@ absl::Status Server::WriteReadyFile() const {
 
 bool Server::Drain(absl::Duration timeout) {
   if (grpc_ == nullptr) return true;
+  const absl::Time deadline = absl::Now() + timeout;
   state_->draining = true;
   state_->streams.EndAll(absl::UnavailableError("server is shutting down"));
   grpc_->GetHealthCheckService()->Shutdown();
-  const absl::Time deadline = absl::Now() + timeout;
+  if (updates_ != nullptr) updates_->Stop();
+  if (update_server_ != nullptr) update_server_->Stop();
   // New requests are refused by their handlers while those in flight finish. Shutting gRPC down at
   // once would do the same less well: what arrives on an open connection then is answered
   // CANCELLED, which no client retries.

@@ -17,6 +17,7 @@
 #include "engine/runtime/state_dir.h"
 #include "engine/tensor/devices.h"
 #include "service/service_state.h"
+#include "service/update_options.h"
 
 namespace grpc {
 class CallbackGenericService;
@@ -64,6 +65,7 @@ struct ServerOptions {
   bool accept_compressed = false;  // requests packed with gzip or deflate
   int64_t measure_budget_millis = 3000;
   std::string commit = "unknown";  // of the build, for espalier_build_info
+  UpdateOptions updates;           // of weights; needs a state_dir
 };
 
 class Server {
@@ -77,8 +79,9 @@ class Server {
   // Drains without patience if Drain was not called.
   ~Server();
 
-  int port() const { return port_; }                  // gRPC
-  int metrics_port() const { return metrics_port_; }  // 0: none
+  int port() const { return port_; }                                               // gRPC
+  int metrics_port() const { return metrics_port_; }                               // 0: none
+  int update_port() const { return update_server_ ? update_server_->port() : 0; }  // 0: none
   bool ready() const { return state_->ready(); }
   runtime::ModelManager& models() { return *models_; }
 
@@ -92,8 +95,10 @@ class Server {
   explicit Server(ServerOptions options);
   absl::Status Listen();
   absl::Status ListenForMetrics();
+  absl::Status ListenForUpdates();
   absl::Status OpenDevicesAsGiven();
   void OnModelsLoaded();
+  void OnReady();
   void OnGpuLost(const absl::Status& status);
   void SetServing(bool serving);
   absl::Status WriteReadyFile() const;
@@ -102,12 +107,17 @@ class Server {
   std::unique_ptr<runtime::StateDir> state_dir_;
   std::atomic<bool> gpu_lost_ = false;
   Devices devices_;
+  AccessToken update_token_;
+  std::unique_ptr<Peers> peers_;
+  std::unique_ptr<runtime::UpdateManager> updates_;  // null: weights stay as they are loaded
   std::unique_ptr<runtime::ModelManager> models_;
   std::unique_ptr<ServiceState> state_;
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<grpc::CallbackGenericService> unknown_methods_;
   std::unique_ptr<grpc::Server> grpc_;
+  std::unique_ptr<UpdateServer> update_server_;
   std::shared_ptr<prometheus::Collectable> collector_, triton_collector_, gpu_collector_;
+  std::shared_ptr<prometheus::Collectable> update_collector_;
   std::unique_ptr<prometheus::Exposer> exposer_;
   int port_ = 0;
   int metrics_port_ = 0;

@@ -21,9 +21,11 @@ struct ServiceState {
   const absl::StatusCode overload_code;  // what too many waiting requests are answered with
   bool model_control = false;            // clients may load and unload models
   std::atomic<bool> draining{false};
+  std::atomic<bool> caught_up{false};  // with the fleet, if there is one
 
-  // Every model that is loaded at start has been, and nobody asked the server to stop.
-  bool ready() const { return models.started() && !draining.load(std::memory_order_relaxed); }
+  // Every model that is loaded at start has been, with the weights of its fleet, and nobody asked the
+  // server to stop.
+  bool ready() const { return caught_up && !draining.load(std::memory_order_relaxed); }
 };
 
 }  // namespace espalier::service
