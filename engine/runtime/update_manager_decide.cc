@@ -182,8 +182,11 @@ absl::StatusOr<int64_t> UpdateManager::Rollback(const std::string& model, absl::
   if (auto status = CheckNotPromised(*opened); !status.ok()) return status;
   const updates::StoreState& state = held->state;
   if (to == state.active) return to;
-  if (to == 0) to = state.Find(state.active)->replaced;
+  const bool named = to != 0;
+  if (!named) to = state.Find(state.active)->replaced;
   const updates::VersionRecord* record = state.Find(to);
+  if (record == nullptr && named)
+    return absl::NotFoundError(StrCat("version ", to, " of model '", model, "' is not kept here"));
   if (record == nullptr) {
     return FailedPreconditionError(
         StrCat("version ", state.active, " has no earlier one here to go back to"));
