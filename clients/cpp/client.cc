@@ -6,10 +6,10 @@
 #include <limits>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
+#include "clients/cpp/grpc_status.h"
 #include "clients/cpp/infer_message.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
 
@@ -19,15 +19,6 @@ namespace {
 using inference::GRPCInferenceService;
 
 constexpr int kMaxMessageBytes = std::numeric_limits<int>::max();
-
-// Both enums are the canonical codes with the same numbers. A server that fails without a text
-// still gets one here.
-absl::Status FromGrpc(const grpc::Status& status) {
-  if (status.ok()) return absl::OkStatus();
-  return absl::Status(
-      static_cast<absl::StatusCode>(status.error_code()),
-      status.error_message().empty() ? "the server gave no message" : status.error_message());
-}
 
 }  // namespace
 
@@ -98,11 +89,7 @@ Client::~Client() { calls_->AwaitNone(); }
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Create(const std::string& target,
                                                        ClientOptions options) {
-  if (target.empty() || absl::StartsWith(target, "http://") ||
-      absl::StartsWith(target, "https://")) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "'", target, "' is no gRPC target; give host:port without a scheme, e.g. 127.0.0.1:8001"));
-  }
+  if (absl::Status status = CheckTarget(target, "127.0.0.1:8001"); !status.ok()) return status;
   grpc::ChannelArguments arguments;
   arguments.SetMaxSendMessageSize(kMaxMessageBytes);
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);

@@ -14,7 +14,11 @@ from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 HERE = pathlib.Path(__file__).resolve().parent
-PROTOS = ("proto/inference/grpc_service.proto", "proto/inference/model_config.proto")
+PROTOS = (
+    "proto/inference/grpc_service.proto",
+    "proto/inference/model_config.proto",
+    "proto/espalier/v1/update.proto",
+)
 DESCRIPTORS = "_protocol.binpb"
 
 

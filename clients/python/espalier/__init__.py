@@ -6,11 +6,12 @@
         result = client.infer("mnist_diagonal16", np.zeros((1, 784), np.float32))
         print(result.output.argmax(axis=1), "answered by version", result.version)
 
-`espalier.aio.Client` is the same for asyncio. A call that fails raises `InferenceError` with the
+`espalier.aio.Client` is the same for asyncio, `espalier.updates` sends new weights to models that
+serve. A call that fails raises `InferenceError` with the
 gRPC status code and the server's message.
 """
 
-from espalier import aio
+from espalier import aio, updates
 from espalier._calls import (
     InferResult,
     ModelMetadata,
@@ -32,4 +33,5 @@ __all__ = [
     "TensorMetadata",
     "Typed",
     "aio",
+    "updates",
 ]

@@ -17,6 +17,8 @@ from google.protobuf.message import Message
 
 PACKAGE = "inference"
 SERVICE = f"{PACKAGE}.GRPCInferenceService"
+UPDATE_PACKAGE = "espalier.v1"
+UPDATE_SERVICE = f"{UPDATE_PACKAGE}.UpdateService"
 
 
 def _load_pool() -> descriptor_pool.DescriptorPool:
@@ -38,9 +40,9 @@ _POOL = _load_pool()
 
 
 @functools.cache
-def message_class(message: str) -> type[Message]:
+def message_class(message: str, package: str = PACKAGE) -> type[Message]:
     """Returns the class of a message of the protocol, e.g. "ModelInferRequest"."""
-    descriptor = _POOL.FindMessageTypeByName(f"{PACKAGE}.{message}")
+    descriptor = _POOL.FindMessageTypeByName(f"{package}.{message}")
     if hasattr(message_factory, "GetMessageClass"):  # protobuf 4.22 and newer
         found: type[Message] = message_factory.GetMessageClass(descriptor)
         return found
@@ -50,3 +52,14 @@ def message_class(message: str) -> type[Message]:
 def new(message: str, /, **fields: Any) -> Any:
     """Returns a new message with `fields` set."""
     return message_class(message)(**fields)
+
+
+def new_update(message: str, /, **fields: Any) -> Any:
+    """Returns a new message of the update service with `fields` set."""
+    return message_class(message, UPDATE_PACKAGE)(**fields)
+
+
+def enum_name(enum: str, number: int) -> str:
+    """Returns the name of a value of an enum of the update service; the number if it has none."""
+    values = _POOL.FindEnumTypeByName(f"{UPDATE_PACKAGE}.{enum}").values_by_number
+    return values[number].name if number in values else str(number)
