@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import pathlib
@@ -18,7 +20,11 @@ from collections.abc import Iterator
 
 import espalier
 import harness
+import numpy as np
+import onnx
 import pytest
+from espalier import updates
+from onnx import numpy_helper
 
 DEPLOY = harness.ROOT / "deploy"
 ALERTS = DEPLOY / "prometheus/alerts.yml"
@@ -89,6 +95,41 @@ def make_traffic(server: harness.Espalierd, digits: harness.Digits, done: thread
             thread.join()
 
 
+def make_updates(server: harness.Espalierd, folder: pathlib.Path, done: threading.Event) -> None:
+    """Versions that are activated and given up, one after the other, and a delta that is refused."""
+    old = harness.model_path(NAME)
+    model = onnx.load(old)
+    bias = next(t for t in model.graph.initializer if len(t.dims) == 1)
+    array = numpy_helper.to_array(bias) + np.float32(0.5)
+    bias.CopyFrom(numpy_helper.from_array(array, bias.name))
+    onnx.save(model, folder / "next.onnx")
+
+    def delta(name: str, *flags: str) -> pathlib.Path:
+        path = folder / f"{name}.espd"
+        harness.espalier(
+            "delta",
+            "create",
+            str(old),
+            str(folder / "next.onnx"),
+            "-o",
+            str(path),
+            f"--model={NAME}",
+            *flags,
+        )
+        return path
+
+    bad = delta("bad", "--base_version=80", "--version=81")
+    with updates.Client(server.update_url) as client:
+        for version in itertools.count(2):
+            good = delta(f"{version}", "--base_version=1", f"--version={version}")
+            client.activate(NAME, client.push(good).version)
+            with contextlib.suppress(espalier.InferenceError):
+                client.push(bad)
+            client.rollback(NAME)
+            if done.wait(0.3):
+                return
+
+
 @pytest.fixture(scope="module")
 def monitored(tmp_path_factory, digits) -> Iterator[Prometheus]:
     """Prometheus, scraping a server under load for a few seconds."""
@@ -97,7 +138,8 @@ def monitored(tmp_path_factory, digits) -> Iterator[Prometheus]:
     (model / "1").mkdir(parents=True)
     shutil.copy(harness.model_path(NAME), model / "1")
     (model / "config.pbtxt").write_text(CONFIG)
-    with harness.Espalierd(folder / "models") as server:
+    updates_flags = ("--update_address=127.0.0.1:0", "--allow_unsigned_updates")
+    with harness.Espalierd(folder / "models", *updates_flags, state_dir=folder / "state") as server:
         port = free_port()
         prometheus = Prometheus(f"http://127.0.0.1:{port}")
         process = subprocess.Popen(
@@ -112,13 +154,16 @@ def monitored(tmp_path_factory, digits) -> Iterator[Prometheus]:
         )
         done = threading.Event()
         traffic = threading.Thread(target=make_traffic, args=[server, digits, done])
+        updating = threading.Thread(target=make_updates, args=[server, folder, done])
         traffic.start()
+        updating.start()
         try:
             await_scrapes(prometheus, process, folder / "prometheus.log")
             yield prometheus
         finally:
             done.set()
             traffic.join()
+            updating.join()
             process.terminate()
             process.wait(30)
 
@@ -177,6 +222,8 @@ def test_the_panels_show_what_happened(monitored):
     assert of("p99")[0] > 0.02, "each execution is delayed by 20 ms"
     assert 1 <= of("Mean batch")[0] <= 4
     assert of("Resident memory")[0] > 1e7
+    assert of("Active version")[0] >= 1
+    assert of("Bytes of deltas")[0] > 100
 
 
 def test_the_variables_of_the_dashboard_list_servers_and_models(monitored):
