@@ -15,6 +15,8 @@ smallest 1 % of the non-zeros and grows as many zeros where the gradient is larg
 the master weights rounded to nearest even. The same of a pruned MiniLM (minilm.py). Synthetic ones: normal weights, an
 fp32 residual below the bf16 rounding, and a step of Adam's size; the sparse one moves 0.1 % of its positions as well.
 
+Sizes are exact; times are worth what the machine was quiet: "load" is its load average.
+
 On the synthetic pairs of 1 GiB the other tools are not run: bsdiff takes 17 GB of memory for it and half an hour, zstd -19
 an hour. Their elements are independent of each other, so that sizes and times of the same pair of 64 MiB, times 16, stand
 in for them ("scaled_from_mib": 64); ours is measured on the whole file.
@@ -27,6 +29,7 @@ import datetime
 import functools
 import json
 import math
+import os
 import pathlib
 import shutil
 import struct
@@ -164,7 +167,7 @@ def measure(name: str, folder: pathlib.Path, args: argparse.Namespace, known: di
     """Returns the row of one pair; what is not to run from `known`, if that is of the same pair, or all from its `cut`."""
     old, new = folder / OLD, folder / NEW
     run = subprocess.run([args.bench, old, new, f"--rounds={args.rounds}"], check=True, capture_output=True, text=True)
-    row = {"pair": name, **json.loads(run.stdout)}
+    row = {"pair": name, **json.loads(run.stdout), "load": round(os.getloadavg()[0], 1)}
     if cut:
         factor = WHOLE // CUT
         row.update({key: round(factor * value, 4) for key, value in cut.items() if key.removesuffix("_s") in TOOLS})
