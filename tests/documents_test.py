@@ -49,7 +49,7 @@ class DocumentsTest(unittest.TestCase):
         self.assertEqual(check.returncode, 0, check.stdout + check.stderr)
 
     def test_what_is_generated_from_the_results_is_what_they_say(self):
-        for script in ("speed_table.py",):
+        for script in ("speed_table.py", "speedup_picture.py"):
             check = subprocess.run([sys.executable, ROOT / "tests/bench" / script, "--check"], text=True,
                                    capture_output=True, check=False)
             self.assertEqual(check.returncode, 0, check.stdout + check.stderr)

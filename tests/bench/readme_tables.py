@@ -49,9 +49,14 @@ def h200() -> str:
         key = (row["block"], row["layout"])
         if row["M"] == 10240 and (key not in best or row["us"] < best[key]["us"]):
             best[key] = row
-    body = [[f"{layout}({block})", f"{row['dense_us']:.0f} µs", f"{row['us']:.0f} µs", f"{row['dense_us'] / row['us']:.1f}×"]
+    def micros(row: dict, column: str) -> str:
+        return f"{row[column]:,.0f} µs" if column in row else ""
+
+    body = [[f"{layout}({block})", micros(row, "dense_us"), micros(row, "us"), f"{row['dense_us'] / row['us']:.1f}×",
+             micros(row, "torch_bsr_us"), micros(row, "cusparse_us")]
             for (block, layout), row in sorted(best.items())]
-    return markdown(["layout, 90 % sparse", "dense bf16", "sparse bf16", "gain"], body) + source(results)
+    header = ["layout, 90 % sparse", "dense bf16", "sparse bf16", "gain", "PyTorch BSR", "cuSPARSE BSR"]
+    return markdown(header, body) + source(results)
 
 
 def h200_fp32() -> str:

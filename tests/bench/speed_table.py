@@ -5,8 +5,8 @@
     tests/bench/speed_table.py --check   exit 1 if it is not what the results say
 
 A device is a folder of tests/bench/results and the files in it that hold single linear layers: rows of linear_gpu (the
-fastest variant of each problem, cold caches) and reports of `espalier advise --json` (measured on that device). Where
-several files have the same problem, the last one listed counts.
+fastest variant of each problem, cold caches) and reports of `espalier advise --json` (measured on that device as the
+planner measures: one copy of the weights, warm). Where several files have the same problem, the last one listed counts.
 """
 import json
 import pathlib
@@ -17,7 +17,7 @@ RESULTS = ROOT / "tests/bench/results"
 TARGET = ROOT / "engine/planner/speed_tables.inc"
 
 DEVICES = {
-    "h200": ["linear.json", "scattered.json", "bars.json", "two_four.json"],
+    "h200": ["linear.json", "scattered.json", "bars.json", "two_four.json", "advise.json", "curves.json"],
 }
 TYPES = {"f32": "kFloat32", "bf16": "kBFloat16", "f16": "kFloat16"}
 BLOCKS = {"diagonal": "diagonal", "block_csr": "block"}
