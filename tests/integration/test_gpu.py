@@ -78,7 +78,7 @@ def test_the_command_line_plans_for_a_gpu(tmp_path):
     done = harness.espalier("plan", str(repository / NAME), "--device", "cuda", f"--cuda_module={MODULE}")
     assert "plan: measured on cuda Fake GPU" in done.stdout
     assert "cublaslt" in done.stdout
-    advice = json.loads(harness.espalier("advise", "--shape", "128", "--batch", "4", "--pattern", "block(32)", "--sparsity", "75",
+    advice = json.loads(harness.espalier("advise", "--shape", "512", "--batch", "64", "--pattern", "block(32)", "--sparsity", "75",
                                          "--device", "cuda", f"--cuda_module={MODULE}", "--json").stdout)
     assert advice["device"].startswith("cuda Fake GPU") and advice["advice"]["pattern"] == "block(32)"
     assert advice["layers"][0]["points"][0]["batches"][0]["chosen"]["measured"]
