@@ -23,11 +23,19 @@ struct Command {
 
 Command AdviseCommand();
 Command BenchCommand();
+Command DeltaActivateCommand();
 Command DeltaApplyCommand();
 Command DeltaComposeCommand();
+Command DeltaConfirmCommand();
 Command DeltaCreateCommand();
+Command DeltaFetchCommand();
+Command DeltaLogCommand();
+Command DeltaPushCommand();
+Command DeltaRollbackCommand();
 Command DeltaShowCommand();
 Command DeltaVerifyCommand();
+Command DeltaVersionsCommand();
+Command DeltaWatchCommand();
 Command EvaluateCommand();
 Command InferCommand();
 Command InspectCommand();

@@ -11,9 +11,11 @@ namespace {
 
 const std::vector<Command>& Commands() {
   static const auto* const commands = new std::vector<Command>{
-      ModelsCommand(),    InferCommand(),       EvaluateCommand(),   BenchCommand(),
-      InspectCommand(),   PlanCommand(),        AdviseCommand(),     DeltaCreateCommand(),
-      DeltaShowCommand(), DeltaVerifyCommand(), DeltaApplyCommand(), DeltaComposeCommand(),
+      ModelsCommand(),        InferCommand(),         EvaluateCommand(),     BenchCommand(),
+      InspectCommand(),       PlanCommand(),          AdviseCommand(),       DeltaCreateCommand(),
+      DeltaShowCommand(),     DeltaVerifyCommand(),   DeltaApplyCommand(),   DeltaComposeCommand(),
+      DeltaPushCommand(),     DeltaActivateCommand(), DeltaConfirmCommand(), DeltaRollbackCommand(),
+      DeltaVersionsCommand(), DeltaLogCommand(),      DeltaWatchCommand(),   DeltaFetchCommand(),
       KeygenCommand(),
   };
   return *commands;
