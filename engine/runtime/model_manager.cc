@@ -175,7 +175,7 @@ absl::Status ModelManager::Unload(absl::string_view name, std::optional<int64_t>
     ForgetLocked(std::string(name));
     if (lines_.empty()) idle_.notify_all();
   }
-  if (options_.updates != nullptr && !version) options_.updates->Unloaded(std::string(name));
+  if (options_.updates != nullptr) options_.updates->Unloaded(std::string(name));
   for (const OperationPtr& operation : overtaken) {
     for (Done& done : operation->done) {
       done(absl::AbortedError(

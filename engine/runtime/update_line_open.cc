@@ -156,7 +156,7 @@ void UpdateLine::LeadToActive(updates::VersionStore& store, const LoadRequest& r
       version.weights =
           std::make_shared<StoredWeights>(*std::move(weights), state.active_weights());
   }
-  if (highest != active) {
+  if (highest != 0 && highest != active) {
     found.selected.erase(highest);
     found.superseded[highest] = active;
   }

@@ -41,6 +41,21 @@ TEST_F(UpdateRepositoryTest, AModelThatIsUnloadedAndLoadedAgainServesItsActiveVe
   EXPECT_EQ(Ask(), 3);
 }
 
+TEST_F(UpdateRepositoryTest, TheActiveVersionCanBeLoadedAndUnloadedByItsNumber) {
+  StartServer();
+  Publish(1, 2);
+  ASSERT_TRUE(manager_->Unload("m", 2).ok());
+  EXPECT_FALSE(manager_->Find("m", "").ok());
+  EXPECT_TRUE(Eventually([&] { return control_->alive == 0; }));
+  LoadRequest request;
+  request.version = 2;
+  ASSERT_TRUE(Load("m", request).ok());
+  EXPECT_EQ(Ask(), 2);
+  for (const auto& entry : manager_->Index()) EXPECT_GT(entry.version, 0);
+  EXPECT_EQ(*updates_->Rollback("m", ""), 1);
+  EXPECT_EQ(Ask(), 1);
+}
+
 TEST_F(UpdateRepositoryTest, AnUnloadWhileAVersionIsPreparedEndsThatWell) {
   StartServer();
   publisher_.MakeVersion(1, 2);
