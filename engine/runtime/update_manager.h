@@ -188,8 +188,8 @@ class UpdateManager final : public UpdateHooks {
   // Golden requests and canary. A version that fails is quarantined.
   absl::Status Try(const Opened& opened, const Held& held, const VersionHandle& next,
                    const ProbationOptions& terms);
-  std::string Canary(const Opened& opened, const Held& held, const VersionHandle& next,
-                     const ProbationOptions& terms);
+  absl::Status Canary(const Opened& opened, const Held& held, const VersionHandle& next,
+                      const ProbationOptions& terms);
   // The active version, which has failed, is given up for good.
   absl::Status Revert(const Opened& opened, int64_t version, const std::string& reason);
 

@@ -1,4 +1,5 @@
 // From a version that is ready to one that serves, and back.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +17,11 @@ using updates::UpdateState;
 
 // How often a canary is judged.
 constexpr absl::Duration kTick = absl::Milliseconds(50);
+
+bool IsCanary(const updates::StoreState& state, int64_t version) {
+  const updates::VersionRecord* record = state.Find(version);
+  return record != nullptr && record->state == UpdateState::kCanary;
+}
 
 }  // namespace
 
@@ -122,55 +128,57 @@ absl::Status UpdateManager::Activate(const std::string& model, int64_t version,
 absl::Status UpdateManager::Try(const Opened& opened, const Held& held, const VersionHandle& next,
                                 const ProbationOptions& terms) {
   const int64_t version = next->version();
-  std::string failure;
+  absl::Status judged;
   if (terms.golden_requests) {
-    absl::StatusOr<int> asked = 0;
-    models_->InBackground([&] { asked = AskGoldenRequests(next, held.active.job->directory); });
-    if (!asked.ok() && !absl::IsFailedPrecondition(asked.status())) return asked.status();
-    if (!asked.ok()) failure = std::string(asked.status().message());
+    models_->InBackground(
+        [&] { judged = AskGoldenRequests(next, held.active.job->directory).status(); });
+    if (!judged.ok() && !absl::IsFailedPrecondition(judged)) return judged;
   }
   const bool canary = terms.canary_share > 0 && terms.canary_duration > absl::ZeroDuration();
-  if (failure.empty() && !canary) return absl::OkStatus();
+  if (judged.ok() && !canary) return absl::OkStatus();
   if (auto status = opened.store->StartCanary(version); !status.ok()) return status;
   opened.line->Announce();
-  if (failure.empty()) failure = Canary(opened, held, next, terms);
-  // Somebody else may have decided meanwhile.
-  const auto* record = opened.store->List().Find(version);
-  const bool undecided = record != nullptr && record->state == UpdateState::kCanary;
-  if (failure.empty() && undecided) return absl::OkStatus();
-  if (undecided && stopping()) {
-    (void)opened.store->EndCanary(version);
-  } else if (undecided) {
-    if (auto status = opened.store->Quarantine(version, failure); !status.ok()) return status;
+  if (judged.ok()) judged = Canary(opened, held, next, terms);
+  const bool undecided = IsCanary(opened.store->List(), version);
+  if (judged.ok() && undecided) return absl::OkStatus();
+  if (!undecided) {
+    judged = absl::AbortedError("it was given up meanwhile");
+  } else if (absl::IsFailedPrecondition(judged)) {
+    if (auto status = opened.store->Quarantine(version, judged.message()); !status.ok())
+      return status;
     opened.line->counts().Add([](UpdateStatistics& counts) { ++counts.quarantined; });
+  } else if (auto status = opened.store->EndCanary(version); !status.ok()) {
+    return status;
   }
   opened.line->Announce();
   LogEvent(spdlog::level::err, "version not activated",
-           {{"model", opened.line->model()}, {"version", version}, {"reason", failure}});
-  return FailedPreconditionError(StrCat(
-      "version ", version, " was not activated: ", failure.empty() ? "it was given up" : failure));
+           {{"model", opened.line->model()}, {"version", version}, {"reason", judged.message()}});
+  return absl::Status(judged.code(),
+                      StrCat("version ", version, " was not activated: ", judged.message()));
 }
 
-// Why it has failed; empty: it has not.
-std::string UpdateManager::Canary(const Opened& opened, const Held& held, const VersionHandle& next,
-                                  const ProbationOptions& terms) {
+// FailedPrecondition: it has failed. Another error: it was not judged to the end.
+absl::Status UpdateManager::Canary(const Opened& opened, const Held& held,
+                                   const VersionHandle& next, const ProbationOptions& terms) {
+  const std::string& model = opened.line->model();
   const Conduct before = Conduct::Of(*next);
   const absl::Time until = absl::Now() + terms.canary_duration;
   next->WatchOutputs();
-  models_->SetCanary(opened.line->model(), next, terms.canary_share);
-  std::string failure;
-  while (failure.empty()) {
-    const bool last = absl::Now() >= until;
-    failure =
+  models_->SetCanary(model, next, terms.canary_share);
+  absl::Status status;
+  for (bool last = false; status.ok() && !last;) {
+    if (!WaitFor(std::min(kTick, until - absl::Now())))
+      status = absl::UnavailableError("the server is shutting down");
+    last = absl::Now() >= until || !IsCanary(opened.store->List(), next->version());
+    const std::string failure =
         Breach(terms, Conduct::Of(*held.active.version), Conduct::Of(*next).Since(before), last);
-    const auto* record = opened.store->List().Find(next->version());
-    if (last || record == nullptr || record->state != UpdateState::kCanary) break;
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, absl::ToChronoNanoseconds(kTick), [this] { return stopping_; });
-    if (stopping_) failure = "the server is shutting down";
+    if (!failure.empty()) status = FailedPreconditionError(failure);
+    const auto active = models_->FindActive(model);
+    if (!active.ok() || active->version != held.active.version)
+      status = absl::AbortedError("the model was unloaded meanwhile");
   }
-  models_->SetCanary(opened.line->model(), nullptr, 0);
-  return failure;
+  models_->SetCanary(model, nullptr, 0);
+  return status;
 }
 
 absl::StatusOr<int64_t> UpdateManager::Rollback(const std::string& model, absl::string_view reason,

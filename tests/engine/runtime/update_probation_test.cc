@@ -139,7 +139,7 @@ TEST_F(UpdateProbationTest, ACanaryAnswersItsShareAndThenServes) {
   absl::Status activated;
   std::thread activating([&] {
     activated = updates_->Activate(
-        "m", 2, ProbationOptions{.canary_share = 0.25, .canary_duration = absl::Milliseconds(500)});
+        "m", 2, ProbationOptions{.canary_share = 0.25, .canary_duration = absl::Seconds(3)});
   });
   EXPECT_TRUE(Eventually([&] { return StateOf(2) == UpdateState::kCanary; }));
   EXPECT_TRUE(Eventually([&] { return Ask() == 2; }));
@@ -164,17 +164,35 @@ TEST_F(UpdateProbationTest, ACanaryThatAnswersNaNIsQuarantined) {
         "m", 2, ProbationOptions{.canary_share = 1, .canary_duration = absl::Seconds(30)});
   });
   EXPECT_TRUE(Eventually([&] { return StateOf(2) == UpdateState::kCanary; }));
-  const VersionHandle canary = *manager_->Find("m", "");
-  EXPECT_EQ(canary->version(), 2);
+  ASSERT_TRUE(Eventually([&] { return (*manager_->Find("m", ""))->version() == 2; }));
+  VersionHandle canary = *manager_->Find("m", "");
   const std::vector<float> x = SomeInput(1);
   espalier::testing::TestRequest request;
   request.AddInput("x", "FP32", {1, 24}, Bytes(x));
   request.Submit(canary);
+  canary.reset();
   ASSERT_TRUE(request.status().ok());
   activating.join();
   EXPECT_EQ(activated.code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(activated.message()), HasSubstr("NaN"));
   EXPECT_EQ(StateOf(2), UpdateState::kQuarantined);
+  EXPECT_EQ(Ask(), 1);
+}
+
+TEST_F(UpdateProbationTest, AnUnloadEndsACanaryWithoutJudgingIt) {
+  StartServer();
+  Stage(1, 2);
+  absl::Status activated;
+  std::thread activating([&] {
+    activated = updates_->Activate(
+        "m", 2, ProbationOptions{.canary_share = 0.5, .canary_duration = absl::Seconds(30)});
+  });
+  EXPECT_TRUE(Eventually([&] { return StateOf(2) == UpdateState::kCanary; }));
+  ASSERT_TRUE(manager_->Unload("m").ok());
+  activating.join();
+  EXPECT_EQ(activated.code(), StatusCode::kAborted);
+  EXPECT_EQ(StateOf(2), UpdateState::kStaged);
+  ASSERT_TRUE(Load("m").ok());
   EXPECT_EQ(Ask(), 1);
 }
 
