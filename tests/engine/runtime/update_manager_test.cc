@@ -191,9 +191,9 @@ TEST_F(UpdateManagerTest, WatchersSeeEveryStepOnceAndInOrder) {
   ASSERT_TRUE(events.ok());
   for (const VersionEvent& event : *events) seen.emplace_back(event.version, event.state);
   EXPECT_THAT(seen, ::testing::ElementsAre(
-                        std::pair(2, UpdateState::kStaged), std::pair(1, UpdateState::kSuperseded),
-                        std::pair(2, UpdateState::kLive), std::pair(1, UpdateState::kLive),
-                        std::pair(2, UpdateState::kRolledBack)));
+                        std::pair(2, UpdateState::kVerified), std::pair(2, UpdateState::kStaged),
+                        std::pair(1, UpdateState::kSuperseded), std::pair(2, UpdateState::kLive),
+                        std::pair(1, UpdateState::kLive), std::pair(2, UpdateState::kRolledBack)));
   EXPECT_EQ(events->back().reason, "it was wrong");
   EXPECT_TRUE(updates_->EventsAfter(events->back().serial, "", absl::InfinitePast())->empty());
 }
