@@ -20,6 +20,8 @@ class UpdateCrashTest : public espalier::testing::UpdateFixture {
   }
   void NewDisk() {
     disk_ = std::make_unique<SimulatedFileSystem>();
+    ASSERT_TRUE(disk_->MakeFolder("/s").ok());
+    ASSERT_TRUE(disk_->SyncFolder("/").ok());
     options_.state_dir = "/s";
     options_.files = disk_.get();
   }
