@@ -9,6 +9,7 @@
 //   espalier_update_shadow_total{model,how}         edited in place | rebuilt
 //   espalier_update_stage_seconds_total{model}      bytes complete to staged
 //   espalier_update_commit_seconds_total{model}     activations: decision and flip
+//   espalier_update_flip_seconds_total{model}       the part of it that a request may wait for
 //   espalier_update_version{model}                  the active version's number
 //   espalier_update_sequence{model}                 and its delta's sequence
 //   espalier_update_probation{model}                1 while the active version is not confirmed
