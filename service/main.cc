@@ -112,7 +112,7 @@ ABSL_FLAG(
     "open.");
 ABSL_FLAG(std::string, ready_file, "",
           "File that is written when all models are loaded: {\"grpc_port\": …, \"metrics_port\": "
-          "…}. Empty writes none.");
+          "…}, with --update_address \"update_port\" too. Empty writes none.");
 ABSL_FLAG(std::string, log_level, "info",
           "trace, debug (refused requests), info, warn, error or off.");
 ABSL_FLAG(std::string, log_format, "text", "text or json, one line per event on stderr.");

@@ -297,8 +297,9 @@ absl::Status Server::WriteReadyFile() const {
   // Written beside and renamed, so that whoever waits for the file never reads half of it.
   const std::string draft = options_.ready_file + ".tmp";
   std::ofstream file(draft);
-  file << absl::StrCat("{\"grpc_port\": ", port_, ", \"metrics_port\": ", metrics_port_,
-                       ", \"update_port\": ", update_port(), "}\n");
+  file << absl::StrCat("{\"grpc_port\": ", port_, ", \"metrics_port\": ", metrics_port_);
+  if (update_port() != 0) file << ", \"update_port\": " << update_port();
+  file << "}\n";
   file.close();
   if (file.fail() || std::rename(draft.c_str(), options_.ready_file.c_str()) != 0) {
     return absl::PermissionDeniedError(

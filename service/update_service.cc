@@ -198,6 +198,7 @@ class Handlers final : public Base, public UpdateHandlers {
 
   absl::Status Watch(const ServerContext& context, const v1::WatchVersionsRequest& request,
                      ServerWriter<v1::WatchVersionsResponse>& writer) const {
+    writer.SendInitialMetadata();  // from here on the client misses nothing
     int64_t serial = request.after_serial();
     while (!context.IsCancelled()) {
       const auto events = manager_.EventsAfter(serial, request.model(), absl::Now() + kWatchTick);

@@ -72,7 +72,7 @@ class Espalierd:
         ports = json.loads(self.ready_file.read_text())
         self.url = f"127.0.0.1:{ports['grpc_port']}"
         self.metrics_url = f"http://127.0.0.1:{ports['metrics_port']}"
-        self.update_url = f"127.0.0.1:{ports['update_port']}"  # port 0: none
+        self.update_url = f"127.0.0.1:{ports.get('update_port', 0)}"  # port 0: none
         return self
 
     def __exit__(self, *exc_info: object) -> None:

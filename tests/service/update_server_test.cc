@@ -140,6 +140,7 @@ TEST_F(UpdateServerTest, AServerThatStopsEndsWhatIsOpen) {
   const auto push = Begin();
   grpc::ClientContext context;
   const auto watch = stub_->WatchVersions(&context, v1::WatchVersionsRequest());
+  watch->WaitForInitialMetadata();  // it has begun
   std::thread stop([&] { server_->Drain(absl::Seconds(5)); });
   v1::WatchVersionsResponse event;
   while (watch->Read(&event)) {
