@@ -14,6 +14,7 @@
 
 #include "hwy/targets.h"
 #include "tests/kernels/linear/linear_problem.h"
+#include "tests/testing/sanitized.h"
 
 namespace espalier::kernels::testing {
 namespace {
@@ -110,9 +111,15 @@ class LinearTest : public ::testing::TestWithParam<Parameter> {
     return false;
   }
 
+  // Two problems of three, without a pattern that follows those of the suites: a mixing of the seed.
+  static bool IsLeftOut(const Case& c) {
+    return espalier::testing::kSanitized && (c.seed * 0x9e3779b97f4a7c15u >> 32) % 3 != 0;
+  }
+
   // False when the variant does not take the block shape.
   bool Check(const Case& c) {
     const std::vector<DType> dtypes = DTypesOf(c.out, c.in, c.block);
+    if (IsLeftOut(c)) return !dtypes.empty();
     for (const DType dtype : dtypes) {
       std::mt19937_64 random(c.seed);
       const std::vector<float> dense =
