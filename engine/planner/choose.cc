@@ -49,7 +49,7 @@ Score ScoreOf(const CostTable& table, const std::vector<int>& options) {
   for (size_t b = 0; b < table.tokens.size(); ++b) {
     const int i = CheapestIn(table, b, options);
     const double micros = table.costs[b][i].micros;
-    const double tolerable = TolerableMicros(table.DenseMicros(b));
+    const double tolerable = TolerableMicros(table.DenseMicros(b), table.slack_micros);
     score.log_micros += std::log(micros);
     if (micros == kCannotRun) {
       score.worst = kCannotRun;
@@ -159,8 +159,8 @@ std::vector<int> ChooseAmong(const CostTable& table, const std::vector<int>& opt
 
 }  // namespace
 
-double TolerableMicros(double dense_micros) {
-  return std::max(1.05 * dense_micros, dense_micros + 3.0);
+double TolerableMicros(double dense_micros, double slack_micros) {
+  return std::max(1.05 * dense_micros, dense_micros + slack_micros);
 }
 
 std::vector<CloseCall> CloseCalls(const CostTable& table) {
@@ -180,7 +180,8 @@ std::vector<CloseCall> CloseCalls(const CostTable& table) {
     if (!close || table.options[copy.options[0]].is_dense() || score.log_micros >= dense) continue;
     for (size_t b = 0; b < table.tokens.size(); ++b) {
       const Cost& cost = table.costs[b][score.choice[b]];
-      if (cost.measured > 0 && cost.micros > TolerableMicros(table.DenseMicros(b))) {
+      if (cost.measured > 0 &&
+          cost.micros > TolerableMicros(table.DenseMicros(b), table.slack_micros)) {
         calls.push_back({b, score.choice[b]});
       }
     }
@@ -201,7 +202,7 @@ std::string WhyNot(const CostTable& table, WeightMemory mode, bool deterministic
   double excess = 0;
   for (size_t b = 0; b < batches.size(); ++b) {
     const double micros = table.costs[b][score.choice[b]].micros;
-    const double ratio = micros / TolerableMicros(table.DenseMicros(b));
+    const double ratio = micros / TolerableMicros(table.DenseMicros(b), table.slack_micros);
     if (ratio > excess) excess = ratio, worst = b;
   }
   if (excess == kCannotRun) return absl::StrCat(layout, " does not run at every batch");

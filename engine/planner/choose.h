@@ -29,11 +29,8 @@ std::vector<int> ChooseOptions(const CostTable& table, WeightMemory mode, bool d
                                size_t dense_bytes);
 
 // What a layout may cost in a bucket where dense costs `dense_micros`, without being ruled out for
-// all buckets: 5 % more, or 3 µs more. Kernels of a few µs measure that much apart from one start to
-// the next, depending on whether a second thread was there to help (512 x 784 dense, one token: 7 to
-// 16 µs); ruled out by that, 95 % sparse layers stayed dense that csr runs 2-5 times as fast from 8
-// tokens on. The bare echo of a request over loopback takes 40 µs.
-double TolerableMicros(double dense_micros);
+// all buckets: 5 % more, or `slack_micros` more (CostTable::slack_micros).
+double TolerableMicros(double dense_micros, double slack_micros);
 
 // A measured cost that decides too much to rest on one measurement: it rules out a layout that is
 // faster than dense on average, by less than kCloseCall.

@@ -22,6 +22,7 @@ constexpr int kLayoutsPerKindOnGpu = 4;
 // MNIST models, some 20 options in 27 buckets each, load in 0.3 s a model.)
 constexpr double kGpuMeasuringCalls = 220;
 constexpr double kGpuMeasuringMicros = 500;
+constexpr double kGpuSlackMicros = 0.3;
 
 // Which layouts get candidates. One rule a line; structure.layouts is smallest first.
 std::vector<sparse::LayoutOption> PruneLayouts(const sparse::WeightStructure& structure,
@@ -135,6 +136,7 @@ CostTable ListOptions(const sparse::WeightStructure& structure, std::vector<int6
   if (is_gpu) {
     table.measuring_calls = kGpuMeasuringCalls;
     table.measuring_least_micros = kGpuMeasuringMicros;
+    table.slack_micros = kGpuSlackMicros;
   }
   table.tokens = std::move(tokens);
   table.costs.resize(table.tokens.size());

@@ -41,6 +41,11 @@ struct CostTable {
   // What measuring one option in one bucket takes: so many calls of it, and at least so many µs.
   double measuring_calls = 6;
   double measuring_least_micros = 400;
+  // How much slower than dense counts as no slower. On a CPU kernels of a few µs measure that much
+  // apart from one start to the next, depending on whether a second thread was there to help (512 x
+  // 784 dense, one token: 7 to 16 µs); ruled out by that, 95 % sparse layers stayed dense that csr
+  // runs 2-5 times as fast from 8 tokens on. Replays of GPU graphs repeat within 3 %.
+  double slack_micros = 3;
 
   // Of the fastest dense option.
   double DenseMicros(size_t bucket) const;

@@ -40,9 +40,9 @@ TEST(ChooseTest, BalancedFallsBackToDense) {
 }
 
 TEST(ChooseTest, ThreeMicrosecondsOrFivePercentMoreThanDenseRulesNothingOut) {
-  EXPECT_EQ(TolerableMicros(2), 5);
-  EXPECT_EQ(TolerableMicros(200), 210);
-  EXPECT_EQ(TolerableMicros(kCannotRun), kCannotRun);
+  EXPECT_EQ(TolerableMicros(2, 3), 5);
+  EXPECT_EQ(TolerableMicros(200, 3), 210);
+  EXPECT_EQ(TolerableMicros(kCannotRun, 3), kCannotRun);
   const auto choice = [](double first, double last) {
     const CostTable table =
         FakeTable({{&kDense, 1000, {9.33, 20, 300}}, {&kCsr, 600, {first, 5, last}}});
@@ -202,7 +202,7 @@ TEST(ChooseTest, FastestIsNeverSlowerThanDenseByItsOwnNumbersAndBalancedNeverInt
       for (size_t b = 0; b < choice.size(); ++b) {
         const double dense = table.DenseMicros(b);
         ASSERT_LE(table.costs[b][choice[b]].micros,
-                  mode == WeightMemory::kFastest ? dense : TolerableMicros(dense))
+                  mode == WeightMemory::kFastest ? dense : TolerableMicros(dense, 3))
             << "round " << round;
       }
       if (mode == WeightMemory::kFastest) continue;
