@@ -56,6 +56,7 @@ kernels::WeightView ResidentWeight::view() const {
   }
   // The indices are the host's.
   view.row_ptr = view.col_idx = view.offsets = nullptr;
+  view.col_idx16 = nullptr;
   view.packed = on_device_.get();
   return view;
 }

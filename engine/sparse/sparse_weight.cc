@@ -19,6 +19,12 @@ bool IsRowCompressed(Layout layout) {
   return layout == Layout::kCsr || layout == Layout::kBlockCsr;
 }
 
+// Whether the columns are in col_idx16.
+bool HasNarrowColumns(const WeightView& weight) {
+  return weight.layout == Layout::kBlockCsr &&
+         kernels::FitsColumnIndex16(weight.in, weight.block_cols);
+}
+
 template <typename Bits>
 bool AnyNonzero(const Bits* values, int64_t n) {
   Bits any = 0;
@@ -35,7 +41,7 @@ void ForEachBlock(const WeightView& weight, Fn&& fn) {
   if (IsRowCompressed(weight.layout)) {
     for (int64_t I = 0; I < R; ++I) {
       for (int64_t slot = weight.row_ptr[I]; slot < weight.row_ptr[I + 1]; ++slot) {
-        fn(I, int64_t{weight.col_idx[slot]}, slot);
+        fn(I, weight.Column(slot), slot);
       }
     }
     return;
@@ -108,14 +114,18 @@ absl::Status ReleasedError() {
 size_t LayoutBytes(const LayoutSpec& spec, DType dtype, int64_t out, int64_t in, int64_t count) {
   const WeightView shape = {spec.layout, dtype, out, in, spec.block_rows, spec.block_cols, count};
   const int64_t block = int64_t{spec.block_rows} * spec.block_cols;
-  int64_t values = count * block, indices = 0;
-  if (IsRowCompressed(spec.layout)) indices = shape.block_row_count() + 1 + count;
+  int64_t values = count * block, indices = 0, narrow = 0;  // narrow: indices of 16 bits
+  if (IsRowCompressed(spec.layout)) {
+    indices = shape.block_row_count() + 1;
+    (HasNarrowColumns(shape) ? narrow : indices) += count;
+  }
   if (spec.layout == Layout::kDiagonal) {
     values *= shape.diagonal_length();
     indices = count;
   }
   return static_cast<size_t>(values) * SizeOf(dtype) +
-         static_cast<size_t>(indices) * sizeof(int32_t);
+         static_cast<size_t>(indices) * sizeof(int32_t) +
+         static_cast<size_t>(narrow) * sizeof(uint16_t);
 }
 
 // Fills the index arrays and count_ from the dense matrix.
@@ -153,10 +163,17 @@ absl::Status SparseWeight::FindBlocks(const Bits* dense) {
   for (size_t o = 0; o < offset_hit.size(); ++o) {
     if (offset_hit[o]) offsets_.push_back(static_cast<int32_t>(o));
   }
+  count_ = static_cast<int64_t>(diagonal ? offsets_.size() : col_idx_.size());
+  NarrowColumns();
   col_idx_.shrink_to_fit();
   offsets_.shrink_to_fit();
-  count_ = static_cast<int64_t>(diagonal ? offsets_.size() : col_idx_.size());
   return absl::OkStatus();
+}
+
+void SparseWeight::NarrowColumns() {
+  if (!HasNarrowColumns(view())) return;
+  col_idx16_.assign(col_idx_.begin(), col_idx_.end());
+  col_idx_ = {};
 }
 
 absl::StatusOr<SparseWeight> SparseWeight::FromDense(const TensorView& dense,
@@ -227,15 +244,16 @@ absl::Status SparseWeight::TransposeBlockCsr(const SparseWeight& from) {
   const int64_t R = view().block_row_count();
   if (auto status = FitsIndex(R, "block rows"); !status.ok()) return status;
   row_ptr_.assign(R + 1, 0);
-  for (const int32_t J : from.col_idx_) ++row_ptr_[J + 1];
+  for (int64_t i = 0; i < count_; ++i) ++row_ptr_[from.view().Column(i) + 1];
   for (int64_t I = 0; I < R; ++I) row_ptr_[I + 1] += row_ptr_[I];
-  col_idx_.resize(from.col_idx_.size());
+  col_idx_.resize(count_);
   std::vector<int32_t> next(row_ptr_.begin(), row_ptr_.end() - 1);
   TransposeBlocks(from.view(), values_.data(), [&](int64_t I, int64_t J, int64_t) {
     const int32_t slot = next[J]++;
     col_idx_[slot] = static_cast<int32_t>(I);
     return int64_t{slot};
   });
+  NarrowColumns();
   return absl::OkStatus();
 }
 
@@ -300,16 +318,16 @@ int64_t SparseWeight::stored_values() const {
 }
 
 size_t SparseWeight::bytes() const {
-  return values_.size() + (row_ptr_.size() + col_idx_.size() + offsets_.size()) * sizeof(int32_t);
+  return values_.size() + (row_ptr_.size() + col_idx_.size() + offsets_.size()) * sizeof(int32_t) +
+         col_idx16_.size() * sizeof(uint16_t);
 }
 
 kernels::WeightView SparseWeight::view() const {
-  const auto data_or_null = [](const std::vector<int32_t>& v) {
-    return v.empty() ? nullptr : v.data();
-  };
+  const auto data_or_null = [](const auto& v) { return v.empty() ? nullptr : v.data(); };
   WeightView view = {spec_.layout, dtype_, out_, in_, spec_.block_rows, spec_.block_cols, count_};
   view.row_ptr = data_or_null(row_ptr_);
   view.col_idx = data_or_null(col_idx_);
+  view.col_idx16 = data_or_null(col_idx16_);
   view.offsets = data_or_null(offsets_);
   view.values = values_.data();
   return view;

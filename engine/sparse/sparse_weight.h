@@ -59,11 +59,13 @@ class SparseWeight {
   absl::Status FindBlocks(const Bits* dense);
   absl::Status TransposeBlockCsr(const SparseWeight& from);
   void TransposeDiagonal(const SparseWeight& from);
+  void NarrowColumns();
 
   DType dtype_ = DType::kFloat32;
   LayoutSpec spec_;
   int64_t out_ = 0, in_ = 0, count_ = 0;
   std::vector<int32_t> row_ptr_, col_idx_, offsets_;
+  std::vector<uint16_t> col_idx16_;
   Buffer values_;
 };
 

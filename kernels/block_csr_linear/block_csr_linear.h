@@ -7,6 +7,7 @@
 // order, so that y is bit-identical whatever tokens and threads are. The tile of y stays in registers
 // across all blocks of a block row, and both read the weights as one stream.
 //
+// Limits   65,536 block columns: the index is WeightView::col_idx16.
 // Packed   The values in the order they are used, nothing added but 64 bytes that loads may run into:
 //          [block row][strip of up to kStripRows rows][block][column][row of the strip].
 #pragma once

@@ -35,7 +35,7 @@ template <typename W>
 struct StripWeights {
   const W* values;
   int64_t packed_rows;
-  const int32_t* cols;
+  const uint16_t* cols;
   int64_t blocks;
   int64_t block_cols;
   int64_t in;
@@ -333,7 +333,8 @@ size_t ValueBytes(const WeightView& weight) {
 }  // namespace
 
 bool BlockCsrLinearCpu::Supports(const LinearDesc& desc) {
-  return desc.block_rows >= 1 && desc.block_cols >= 1 && desc.count >= 0;
+  return desc.block_rows >= 1 && desc.block_cols >= 1 && desc.count >= 0 &&
+         FitsColumnIndex16(desc.in, desc.block_cols);
 }
 
 size_t BlockCsrLinearCpu::PackedBytes(const WeightView& weight) {
@@ -348,7 +349,7 @@ KernelStatus BlockCsrLinearCpu::Pack(const WeightView& weight, void* packed) {
   const BlockStrips strips(weight);
   for (int64_t i = 0; i < strips.count(); ++i) {
     const BlockStrip strip = strips.At(i);
-    const int64_t top = strip.row % br, first_block = strip.cols - weight.col_idx;
+    const int64_t top = strip.row % br, first_block = strip.cols - weight.col_idx16;
     for (int64_t b = 0; b < strip.blocks; ++b) {
       const std::byte* block = from + (first_block + b) * br * bc * size;
       for (int64_t c = 0; c < bc; ++c) {
@@ -369,9 +370,9 @@ KernelStatus BlockCsrLinearCpu::Locate(const WeightView& weight, std::span<const
   for (const int64_t element : elements) {
     const int64_t row = element / weight.in, col = element % weight.in;
     const int64_t I = row / weight.block_rows, J = col / weight.block_cols;
-    const int32_t* const first = weight.col_idx + weight.row_ptr[I];
-    const int32_t* const end = weight.col_idx + weight.row_ptr[I + 1];
-    const int32_t* at = std::lower_bound(first, end, J);
+    const uint16_t* const first = weight.col_idx16 + weight.row_ptr[I];
+    const uint16_t* const end = weight.col_idx16 + weight.row_ptr[I + 1];
+    const uint16_t* at = std::lower_bound(first, end, J);
     *offsets++ = at != end && *at == J ? strips.Index(row, at - first, col) * size : -1;
   }
   return {};

@@ -20,7 +20,7 @@ struct BlockStrip {
   int64_t packed_rows;  // stored
   int64_t first;        // its first value in the packed weight
   int64_t blocks;
-  const int32_t* cols;  // block columns
+  const uint16_t* cols;  // block columns
 };
 
 class BlockStrips {
@@ -38,7 +38,7 @@ class BlockStrips {
     strip.rows = std::min(strip.packed_rows, w_.out - strip.row);
     strip.blocks = BlocksBefore(block_row + 1) - BlocksBefore(block_row);
     strip.first = (BlocksBefore(block_row) * w_.block_rows + strip.blocks * top) * w_.block_cols;
-    strip.cols = w_.count == 0 ? nullptr : w_.col_idx + BlocksBefore(block_row);
+    strip.cols = w_.count == 0 ? nullptr : w_.col_idx16 + BlocksBefore(block_row);
     return strip;
   }
 

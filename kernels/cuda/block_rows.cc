@@ -17,7 +17,7 @@ BlockRows GroupByRow(const WeightView& weight) {
   if (weight.layout == Layout::kBlockCsr) {
     std::copy(weight.row_ptr, weight.row_ptr + R + 1, rows.row_begin.begin());
     for (int64_t i = 0; i < weight.count; ++i) {
-      rows.entries[i] = {weight.col_idx[i], static_cast<int32_t>(i)};
+      rows.entries[i] = {static_cast<int32_t>(weight.Column(i)), static_cast<int32_t>(i)};
     }
     return rows;
   }

@@ -26,7 +26,7 @@ int64_t RowPtrBytes(const LinearDesc& desc) {
 }
 
 int64_t IndexBytes(const LinearDesc& desc) {
-  return RowPtrBytes(desc) + (BlocksOf(desc) * 4 + 63) / 64 * 64;
+  return RowPtrBytes(desc) + (BlocksOf(desc) * 2 + 63) / 64 * 64;
 }
 
 // Calls fn(k, t, col) for each block of block row `row`, diagonals ascending.
@@ -46,12 +46,12 @@ void ForEachBlock(const WeightView& w, int64_t row, Fn fn) {
 }
 
 // The same blocks as block_csr. row_ptr: [R + 1], col_idx: [K · D].
-WeightView AsBlockCsr(const WeightView& w, int32_t* row_ptr, int32_t* col_idx) {
+WeightView AsBlockCsr(const WeightView& w, int32_t* row_ptr, uint16_t* col_idx) {
   int32_t count = 0;
   row_ptr[0] = 0;
   for (int64_t row = 0; row < w.block_row_count(); ++row) {
     ForEachBlock(w, row, [&](int64_t, int64_t, int64_t col) {
-      col_idx[count++] = static_cast<int32_t>(col);
+      col_idx[count++] = static_cast<uint16_t>(col);
     });
     row_ptr[row + 1] = count;
   }
@@ -59,7 +59,7 @@ WeightView AsBlockCsr(const WeightView& w, int32_t* row_ptr, int32_t* col_idx) {
   blocks.layout = Layout::kBlockCsr;
   blocks.count = count;
   blocks.row_ptr = row_ptr;
-  blocks.col_idx = col_idx;
+  blocks.col_idx16 = col_idx;
   blocks.offsets = nullptr;
   return blocks;
 }
@@ -68,7 +68,8 @@ WeightView AsBlockCsr(const WeightView& w, int32_t* row_ptr, int32_t* col_idx) {
 
 bool BlockDiagonalLinearCpu::Supports(const LinearDesc& desc) {
   return desc.block_rows >= 1 && desc.block_cols >= 1 && desc.block_rows * desc.block_cols > 1 &&
-         desc.count >= 0 && BlocksOf(desc) <= std::numeric_limits<int32_t>::max();
+         desc.count >= 0 && FitsColumnIndex16(desc.in, desc.block_cols) &&
+         BlocksOf(desc) <= std::numeric_limits<int32_t>::max();
 }
 
 size_t BlockDiagonalLinearCpu::PackedBytes(const WeightView& weight) {
@@ -81,7 +82,8 @@ KernelStatus BlockDiagonalLinearCpu::Pack(const WeightView& weight, void* packed
   const int64_t count = weight.count * weight.diagonal_length();
   const size_t block_bytes =
       static_cast<size_t>(weight.block_rows) * weight.block_cols * SizeOf(weight.dtype);
-  std::vector<int32_t> row_ptr(weight.block_row_count() + 1), col_idx(count);
+  std::vector<int32_t> row_ptr(weight.block_row_count() + 1);
+  std::vector<uint16_t> col_idx(count);
   WeightView blocks = AsBlockCsr(weight, row_ptr.data(), col_idx.data());
   std::vector<std::byte> values(count * block_bytes);
   std::byte* to = values.data();
@@ -102,7 +104,8 @@ KernelStatus BlockDiagonalLinearCpu::Locate(const WeightView& weight,
                                             std::span<const int64_t> elements,
                                             int64_t* offsets) try {
   const int64_t R = weight.block_row_count(), C = weight.block_col_count();
-  std::vector<int32_t> row_ptr(R + 1), col_idx(weight.count * weight.diagonal_length());
+  std::vector<int32_t> row_ptr(R + 1);
+  std::vector<uint16_t> col_idx(weight.count * weight.diagonal_length());
   const WeightView blocks = AsBlockCsr(weight, row_ptr.data(), col_idx.data());
   const BlockStrips strips(blocks);
   const int32_t* const diagonals_end = weight.offsets + weight.count;
@@ -137,7 +140,7 @@ KernelStatus BlockDiagonalLinearCpu::Run(const KernelContext& ctx, const LinearA
   std::byte* const scratch = static_cast<std::byte*>(args.scratch);
   LinearArgs blocks = args;
   blocks.weight = AsBlockCsr(args.weight, reinterpret_cast<int32_t*>(scratch),
-                             reinterpret_cast<int32_t*>(scratch + RowPtrBytes(desc)));
+                             reinterpret_cast<uint16_t*>(scratch + RowPtrBytes(desc)));
   blocks.scratch = scratch + IndexBytes(desc);
   return BlockCsrLinearCpu::Run(ctx, blocks);
 }

@@ -76,7 +76,7 @@ void ForEachStored(const WeightView& w, Fn fn) {
       break;
     case Layout::kBlockCsr:
       for (int64_t row = 0; row < R; ++row) {
-        for (int64_t i = w.row_ptr[row]; i < w.row_ptr[row + 1]; ++i) block(row, w.col_idx[i], i);
+        for (int64_t i = w.row_ptr[row]; i < w.row_ptr[row + 1]; ++i) block(row, w.Column(i), i);
       }
       break;
     case Layout::kDiagonal:

@@ -65,6 +65,7 @@ class ResidentWeightTest : public ::testing::TestWithParam<const LinearVariant*>
     };
     add(w.row_ptr, (w.block_row_count() + 1) * 4);
     add(w.col_idx, w.count * 4);
+    add(w.col_idx16, w.count * 2);
     add(w.offsets, w.count * 4);
     if (variant_.packing != nullptr) {
       add(w.packed, variant_.packed_bytes(w));

@@ -54,12 +54,12 @@ void CheckInvariants(const SparseWeight& weight, const Tensor& dense) {
     ASSERT_EQ(view.row_ptr[R], view.count);
     for (int64_t I = 0; I < R; ++I) {
       for (int64_t slot = view.row_ptr[I]; slot < view.row_ptr[I + 1]; ++slot) {
-        ASSERT_GE(view.col_idx[slot], 0);
-        ASSERT_LT(view.col_idx[slot], C);
+        ASSERT_GE(view.Column(slot), 0);
+        ASSERT_LT(view.Column(slot), C);
         if (slot > view.row_ptr[I]) {
-          ASSERT_LT(view.col_idx[slot - 1], view.col_idx[slot]);
+          ASSERT_LT(view.Column(slot - 1), view.Column(slot));
         }
-        EXPECT_TRUE(block_has_nonzero(I, view.col_idx[slot]));
+        EXPECT_TRUE(block_has_nonzero(I, view.Column(slot)));
       }
     }
   }
@@ -87,13 +87,16 @@ bool SameStorage(const SparseWeight& a, const SparseWeight& b) {
       a.bytes() != b.bytes()) {
     return false;
   }
-  const size_t indices =
-      (va.row_ptr ? va.block_row_count() + 1 + va.count : 0) + (va.offsets ? va.count : 0);
+  const size_t index_bytes = 4 * ((va.row_ptr ? va.block_row_count() + 1 : 0) +
+                                  (va.col_idx || va.offsets ? va.count : 0)) +
+                             2 * (va.col_idx16 ? va.count : 0);
   if (va.row_ptr && !std::equal(va.row_ptr, va.row_ptr + va.block_row_count() + 1, vb.row_ptr))
     return false;
   if (va.col_idx && !std::equal(va.col_idx, va.col_idx + va.count, vb.col_idx)) return false;
+  if (va.col_idx16 && !std::equal(va.col_idx16, va.col_idx16 + va.count, vb.col_idx16))
+    return false;
   if (va.offsets && !std::equal(va.offsets, va.offsets + va.count, vb.offsets)) return false;
-  const size_t value_bytes = a.bytes() - indices * sizeof(int32_t);
+  const size_t value_bytes = a.bytes() - index_bytes;
   return value_bytes == 0 || std::memcmp(va.values, vb.values, value_bytes) == 0;
 }
 
@@ -171,7 +174,7 @@ TEST(SparseWeightTest, PaddingOfEdgeBlocksIsZero) {
   const Tensor dense = ScatteredWeight(random, 5, 7, 1.0);
   for (const Layout layout : {Layout::kBlockCsr, Layout::kDiagonal}) {
     auto weight = SparseWeight::FromDense(dense.view(), {layout, 4, 4});
-    ASSERT_EQ(weight->bytes(), weight->view().layout == Layout::kBlockCsr ? 4 * 64 + 4 * (4 + 3)
+    ASSERT_EQ(weight->bytes(), weight->view().layout == Layout::kBlockCsr ? 4 * 64 + 4 * 3 + 2 * 4
                                                                           : 2 * 2 * 64 + 4 * 2u);
     const float* values = static_cast<const float*>(weight->view().values);
     EXPECT_EQ(std::count(values, values + 64, 0.0f), 64 - 35);
@@ -225,8 +228,31 @@ TEST(SparseWeightTest, ResidentBytesMeetTheBarAt4096) {
   EXPECT_LE(share(DiagonalWeight(random, n, n, 16, RandomOffsets(random, 26, n / 16)),
                   {Layout::kDiagonal, 16, 16}),
             1.05);
-  EXPECT_LE(share(BlockWeight(random, n, n, 16, 16, 0.1), {Layout::kBlockCsr, 16, 16}), 1.05);
+  for (const int32_t block : {4, 8, 16}) {
+    EXPECT_LE(
+        share(BlockWeight(random, n, n, block, block, 0.1), {Layout::kBlockCsr, block, block}),
+        1.05)
+        << block;
+  }
   EXPECT_LE(share(ScatteredWeight(random, n, n, 0.1), {Layout::kCsr, 1, 1}), 2.1);
+}
+
+TEST(SparseWeightTest, BlockColumnsTakeSixteenBitsWhereTheyFit) {
+  Random random(12);
+  for (const int64_t columns : {int64_t{1} << 16, (int64_t{1} << 16) + 1}) {
+    Tensor dense = ScatteredWeight(random, 2, columns, 0.01);
+    dense.As<float>()[columns - 1] = 1;  // the last column is stored
+    auto weight = SparseWeight::FromDense(dense.view(), {Layout::kBlockCsr, 2, 1});
+    ASSERT_TRUE(weight.ok()) << weight.status();
+    const kernels::WeightView view = weight->view();
+    const bool narrow = columns <= 1 << 16;
+    EXPECT_EQ(view.col_idx16 != nullptr, narrow);
+    EXPECT_EQ(view.col_idx == nullptr, narrow);
+    EXPECT_EQ(view.Column(view.count - 1), columns - 1);
+    CheckInvariants(*weight, dense);
+    EXPECT_TRUE(SameBytes(*weight->ToDense(), dense));
+    EXPECT_TRUE(SameBytes(*weight->Transposed()->Transposed()->ToDense(), dense));
+  }
 }
 
 TEST(SparseWeightTest, RefusesWhatIsNoWeight) {

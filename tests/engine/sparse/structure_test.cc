@@ -48,8 +48,9 @@ void CheckLayouts(const Tensor& dense, const WeightStructure& s) {
       for (int64_t J = 0; J < view.block_col_count(); ++J) {
         bool stored = view.layout == Layout::kDense;
         if (view.row_ptr != nullptr) {
-          stored = std::binary_search(view.col_idx + view.row_ptr[I],
-                                      view.col_idx + view.row_ptr[I + 1], J);
+          for (int64_t i = view.row_ptr[I]; i < view.row_ptr[I + 1] && !stored; ++i) {
+            stored = view.Column(i) == J;
+          }
         }
         for (int64_t k = 0; view.offsets != nullptr && k < view.count && !stored; ++k) {
           for (int64_t t = 0; t < view.diagonal_length() && !stored; ++t) {

@@ -89,6 +89,7 @@ WeightView OwnedWeight::view() const {
   w.count = count;
   w.row_ptr = row_ptr.empty() ? nullptr : row_ptr.data();
   w.col_idx = col_idx.data();
+  w.col_idx16 = col_idx16.empty() ? nullptr : col_idx16.data();
   w.offsets = offsets.data();
   w.values = values.as();
   return w;
@@ -202,7 +203,8 @@ OwnedWeight EncodeWeight(const std::vector<float>& dense, int64_t out, int64_t i
       for (int64_t c = 0; c < C; ++c) {
         if (layout != Layout::kDense && !occupied(r, c)) continue;
         stored.push_back({r, c});
-        if (layout != Layout::kDense) weight.col_idx.push_back(static_cast<int32_t>(c));
+        if (layout == Layout::kCsr) weight.col_idx.push_back(static_cast<int32_t>(c));
+        if (layout == Layout::kBlockCsr) weight.col_idx16.push_back(static_cast<uint16_t>(c));
       }
       if (layout != Layout::kDense) weight.row_ptr.push_back(static_cast<int32_t>(stored.size()));
     }

@@ -41,6 +41,7 @@ struct OwnedWeight {
   int32_t block_rows = 1, block_cols = 1;
   int64_t count = 0;
   std::vector<int32_t> row_ptr, col_idx, offsets;
+  std::vector<uint16_t> col_idx16;
   ExactBuffer values;
 };
 

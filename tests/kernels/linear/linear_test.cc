@@ -385,6 +385,22 @@ TEST(LinearVariantsTest, EveryLayoutAndWeightTypeHasABatchInvariantVariant) {
   }
 }
 
+TEST(LinearVariantsTest, BlocksTakeNoMoreColumnsThanSixteenBitsCount) {
+  for (const LinearVariant& variant : LinearVariants()) {
+    LinearDesc desc;
+    desc.tokens = 1;
+    desc.out = 64;
+    desc.layout = variant.layout;
+    desc.weight_dtype = DType::kFloat32;
+    desc.block_rows = desc.block_cols = 4;
+    desc.count = 1;
+    desc.in = 4 << 16;
+    if (variant.layout != Layout::kBlockCsr || !variant.supports(desc)) continue;
+    ++desc.in;
+    EXPECT_FALSE(variant.supports(desc)) << variant.name;
+  }
+}
+
 TEST(LinearVariantsTest, ScratchOfManyThreadsIsEnoughForARunThatTakesFewer) {
   for (const LinearVariant& variant : LinearVariants()) {
     for (const int64_t out : {10, 512, 1000}) {

@@ -40,7 +40,7 @@ std::vector<Cell> CellsOf(const WeightView& w) {
       for (int64_t J = 0; J < C; ++J) put(I, J, I * C + J);
       continue;
     }
-    for (int64_t i = w.row_ptr[I]; i < w.row_ptr[I + 1]; ++i) put(I, w.col_idx[i], i);
+    for (int64_t i = w.row_ptr[I]; i < w.row_ptr[I + 1]; ++i) put(I, w.Column(i), i);
   }
   for (int64_t k = 0; k < w.count && w.layout == Layout::kDiagonal; ++k) {
     for (int64_t t = 0; t < D; ++t) {
