@@ -204,11 +204,11 @@ RepositoryControl::RepositoryControl(ServiceState& state)
           InFlightLimits{kMaxPending, state.telemetry.in_flight.limits().max_bytes})),
       worker_(1, "repository") {}
 
-grpc::ServerUnaryReactor* RepositoryControl::RepositoryModelLoad(
-    grpc::CallbackServerContext* context, const grpc::ByteBuffer* message,
-    grpc::ByteBuffer* response) {
-  constexpr Rpc kRpc = Rpc::kRepositoryModelLoad;
-  auto* call = new RepositoryCall(state_.telemetry, *context, kRpc, *response);
+template <typename Request, typename Handle>
+grpc::ServerUnaryReactor* RepositoryControl::Open(Rpc rpc, grpc::CallbackServerContext* context,
+                                                  const grpc::ByteBuffer* message,
+                                                  grpc::ByteBuffer* response, Handle handle) {
+  auto* call = new RepositoryCall(state_.telemetry, *context, rpc, *response);
   const auto slot = call->slot();
   const auto bytes = static_cast<int64_t>(message->Length());
   if (absl::Status status = Admit(state_, *pending_, bytes); !status.ok()) {
@@ -216,50 +216,53 @@ grpc::ServerUnaryReactor* RepositoryControl::RepositoryModelLoad(
     return call;
   }
   auto pending = std::make_shared<const Pending>(pending_, bytes);
-  worker_.Schedule([this, slot, pending, message = grpc::ByteBuffer(*message)]() mutable {
-    inference::RepositoryModelLoadRequest request;
-    const auto name = Read(kRpc, message, request);
-    if (!name.ok()) return slot->Answer(name.status(), {});
-    auto load = ReadLoad(*request.mutable_parameters());
-    if (!load.ok()) return slot->Answer(load.status(), {});
-    state_.models.Load(*name, *std::move(load), [slot, pending, name = *name](absl::Status status) {
-      inference::RepositoryModelLoadResponse loaded;
-      loaded.set_model_name(name);
-      loaded.set_isloaded(true);
-      slot->Answer(status, Written(loaded));
-    });
+  worker_.Schedule([rpc, slot, pending, handle, message = grpc::ByteBuffer(*message)]() mutable {
+    const auto answer = [slot, pending](const absl::Status& status,
+                                        const grpc::ByteBuffer& written) {
+      slot->Answer(status, written);
+    };
+    Request request;
+    const auto name = Read(rpc, message, request);
+    if (!name.ok()) return answer(name.status(), {});
+    handle(*name, request, answer);
   });
   return call;
+}
+
+grpc::ServerUnaryReactor* RepositoryControl::RepositoryModelLoad(
+    grpc::CallbackServerContext* context, const grpc::ByteBuffer* message,
+    grpc::ByteBuffer* response) {
+  return Open<inference::RepositoryModelLoadRequest>(
+      Rpc::kRepositoryModelLoad, context, message, response,
+      [this](const std::string& name, auto& request, const auto& answer) {
+        auto load = ReadLoad(*request.mutable_parameters());
+        if (!load.ok()) return answer(load.status(), {});
+        state_.models.Load(name, *std::move(load), [name, answer](const absl::Status& status) {
+          inference::RepositoryModelLoadResponse loaded;
+          loaded.set_model_name(name);
+          loaded.set_isloaded(true);
+          answer(status, Written(loaded));
+        });
+      });
 }
 
 grpc::ServerUnaryReactor* RepositoryControl::RepositoryModelUnload(
     grpc::CallbackServerContext* context, const grpc::ByteBuffer* message,
     grpc::ByteBuffer* response) {
-  constexpr Rpc kRpc = Rpc::kRepositoryModelUnload;
-  auto* call = new RepositoryCall(state_.telemetry, *context, kRpc, *response);
-  const auto slot = call->slot();
-  const auto bytes = static_cast<int64_t>(message->Length());
-  if (absl::Status status = Admit(state_, *pending_, bytes); !status.ok()) {
-    slot->Answer(status, {});
-    return call;
-  }
-  auto pending = std::make_shared<const Pending>(pending_, bytes);
-  worker_.Schedule([this, slot, pending, message = grpc::ByteBuffer(*message)]() mutable {
-    inference::RepositoryModelUnloadRequest request;
-    const auto name = Read(kRpc, message, request);
-    if (!name.ok()) return slot->Answer(name.status(), {});
-    const auto version = ReadUnload(request.parameters());
-    if (!version.ok()) return slot->Answer(version.status(), {});
-    absl::Status status = state_.models.Unload(
-        *name, *version == 0 ? std::nullopt : std::optional<int64_t>(*version));
-    // The code is Triton's.
-    if (absl::IsNotFound(status)) status = InvalidArgumentError(status.message());
-    inference::RepositoryModelUnloadResponse unloaded;
-    unloaded.set_model_name(*name);
-    unloaded.set_isunloaded(true);
-    slot->Answer(status, Written(unloaded));
-  });
-  return call;
+  return Open<inference::RepositoryModelUnloadRequest>(
+      Rpc::kRepositoryModelUnload, context, message, response,
+      [this](const std::string& name, auto& request, const auto& answer) {
+        const auto version = ReadUnload(request.parameters());
+        if (!version.ok()) return answer(version.status(), {});
+        absl::Status status = state_.models.Unload(
+            name, *version == 0 ? std::nullopt : std::optional<int64_t>(*version));
+        // The code is Triton's.
+        if (absl::IsNotFound(status)) status = InvalidArgumentError(status.message());
+        inference::RepositoryModelUnloadResponse unloaded;
+        unloaded.set_model_name(name);
+        unloaded.set_isunloaded(true);
+        answer(status, Written(unloaded));
+      });
 }
 
 }  // namespace espalier::service

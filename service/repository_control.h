@@ -38,6 +38,13 @@ class RepositoryControl {
                                                   grpc::ByteBuffer* response);
 
  private:
+  // Begins an RPC: `handle` is called on the worker with the model's name, the request, and a function that answers it,
+  // now or later.
+  template <typename Request, typename Handle>
+  grpc::ServerUnaryReactor* Open(Rpc rpc, grpc::CallbackServerContext* context,
+                                 const grpc::ByteBuffer* message, grpc::ByteBuffer* response,
+                                 Handle handle);
+
   ServiceState& state_;
   // Bytes of requests whose load has not ended; outlives this object in the loads' callbacks.
   const std::shared_ptr<InFlight> pending_;
