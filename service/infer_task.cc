@@ -256,11 +256,6 @@ absl::Status InferTask::Redirect(const Target& target, const runtime::OutputTens
                                  Classes& classes) const {
   const runtime::Signature& signature = version->signature();
   if (target.region != nullptr) {
-    if (output.bytes > static_cast<size_t>(target.range.byte_size)) {
-      return InvalidArgumentError(StrCat("output '", part.name, "' takes ", output.bytes,
-                                         " bytes, but shared_memory_byte_size is ",
-                                         target.range.byte_size));
-    }
     part.shared_memory = &target.range;
     part.bytes = 0;
     return target.region->Write(static_cast<uint64_t>(target.range.offset), {from, output.bytes});
@@ -278,6 +273,17 @@ absl::Status InferTask::Redirect(const Target& target, const runtime::OutputTens
   part.shape = classes.shape;
   part.bytes = classes.bytes.size();
   from = reinterpret_cast<const std::byte*>(classes.bytes.data());
+  return absl::OkStatus();
+}
+
+absl::Status InferTask::CheckOutputs() const {
+  for (size_t i = 0; i < targets_.size(); ++i) {
+    const auto room = static_cast<size_t>(targets_[i].range.byte_size);
+    if (targets_[i].region == nullptr || outputs[i].bytes <= room) continue;
+    return InvalidArgumentError(
+        StrCat("output '", version->signature().outputs[outputs[i].index].name, "' takes ",
+               outputs[i].bytes, " bytes, but shared_memory_byte_size is ", room));
+  }
   return absl::OkStatus();
 }
 

@@ -29,6 +29,7 @@ class InferTask : public runtime::InferRequest {
   // Answers at once when the request is faulty, else hands it to the model.
   void Begin(const grpc::ByteBuffer& message);
 
+  absl::Status CheckOutputs() const final;
   absl::Status TakeOutputs(absl::Span<const std::byte* const> from) final;
   void Answer(absl::Status status) final;
 

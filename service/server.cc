@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <thread>
 
@@ -102,13 +103,44 @@ absl::Status CheckStateDir(const ServerOptions& options) {
   return absl::OkStatus();
 }
 
-// Found out at the start, not with the first trace.
-absl::Status CheckTraceFile(const std::string& path) {
+// Files that are written later are tried at the start: a supervisor that waits for a ready file which cannot be written
+// would wait for ever.
+absl::Status CheckWritable(absl::string_view flag, const std::string& path,
+                           const std::string& written) {
   if (path.empty()) return absl::OkStatus();
-  std::FILE* file = std::fopen(path.c_str(), "a");
-  if (file != nullptr && std::fclose(file) == 0) return absl::OkStatus();
+  std::FILE* file = std::fopen(written.c_str(), "a");
+  const bool opened = file != nullptr && std::fclose(file) == 0;
+  int reason = errno;
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) {
+    reason = EISDIR;
+  } else if (opened) {
+    return absl::OkStatus();
+  }
   return absl::InvalidArgumentError(
-      absl::StrCat("--trace_file ", path, " cannot be written: ", std::strerror(errno)));
+      absl::StrCat("--", flag, " ", path, " cannot be written: ", std::strerror(reason)));
+}
+
+std::string DraftOf(const std::string& ready_file) { return ready_file + ".tmp"; }
+
+absl::Status CheckFiles(const ServerOptions& options) {
+  absl::Status status = CheckWritable("trace_file", options.trace_file, options.trace_file);
+  const std::string draft = DraftOf(options.ready_file);
+  if (status.ok()) status = CheckWritable("ready_file", options.ready_file, draft);
+  if (!options.ready_file.empty()) std::remove(draft.c_str());
+  return status;
+}
+
+// The same directory twice would have every model in two repositories.
+absl::Status CheckRepositories(const std::vector<std::string>& repositories) {
+  std::map<std::string, std::string> seen;
+  for (const std::string& repository : repositories) {
+    const auto [earlier, is_new] = seen.emplace(Canonical(repository), repository);
+    if (is_new) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--model_repository names one directory twice: ", earlier->second, " and ", repository));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -122,7 +154,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   ConfigureGrpcOnce();
   std::unique_ptr<Server> server(new Server(std::move(options)));
   const ServerOptions& given = server->options_;
-  if (absl::Status status = CheckTraceFile(given.trace_file); !status.ok()) return status;
+  if (absl::Status status = CheckFiles(given); !status.ok()) return status;
+  if (absl::Status status = CheckRepositories(given.model_repositories); !status.ok())
+    return status;
   if (absl::Status status = CheckUpdateOptions(given.updates, given.state_dir); !status.ok())
     return status;
   if (!given.state_dir.empty()) {
@@ -140,6 +174,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   manager.repositories = given.model_repositories;
   manager.loader_threads = given.loader_threads;
   manager.default_max_pending = given.max_queue_size;
+  manager.overload_code = given.queue_full_status;
   manager.measure_budget_millis = given.measure_budget_millis;
   const bool loads_all = absl::c_linear_search(given.load_models, "*");
   if (given.model_control_mode == ModelControlMode::kExplicit && !loads_all)
@@ -203,10 +238,11 @@ absl::Status Server::ListenForMetrics() {
       !status.ok()) {
     return status;
   }
-  // With civetweb's defaults (2 threads, 30 s) two idle connections keep Prometheus out for 30 s.
+  // A connection holds a thread until it has sent its request or this time is over: with civetweb's defaults (2 threads,
+  // 30 s) two idle ones keep Prometheus out for 30 s. Thirty of them now leave two threads, and are gone in a second.
   const std::vector<std::string> web = {"listening_ports",    options_.metrics_address,
-                                        "num_threads",        "8",
-                                        "request_timeout_ms", "3000"};
+                                        "num_threads",        "32",
+                                        "request_timeout_ms", "1000"};
   try {
     exposer_ = std::make_unique<prometheus::Exposer>(web);
   } catch (const std::exception&) {  // its text says nothing about the address
@@ -295,7 +331,7 @@ void Server::OnReady() {
 absl::Status Server::WriteReadyFile() const {
   if (options_.ready_file.empty()) return absl::OkStatus();
   // Written beside and renamed, so that whoever waits for the file never reads half of it.
-  const std::string draft = options_.ready_file + ".tmp";
+  const std::string draft = DraftOf(options_.ready_file);
   std::ofstream file(draft);
   file << absl::StrCat("{\"grpc_port\": ", port_, ", \"metrics_port\": ", metrics_port_);
   if (update_port() != 0) file << ", \"update_port\": " << update_port();

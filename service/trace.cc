@@ -228,7 +228,8 @@ void Tracer::Write(Written trace) {
 
 void Tracer::WriteNumbered(std::vector<std::string>& traces) {
   if (traces.empty()) return;
-  WriteAt(StrCat(file_, ".", next_index_++), 0, StrCat("[", absl::StrJoin(traces, ",\n"), "\n]\n"));
+  WriteAt(StrCat(file_, ".", next_index_++ % kMaxFiles), 0,
+          StrCat("[", absl::StrJoin(traces, ",\n"), "\n]\n"));
   traces.clear();
 }
 

@@ -4,7 +4,8 @@
 //
 // Settings as Triton has them, for all models and, on top, for single ones: trace_level (OFF or
 // TIMESTAMPS), trace_rate (one request of so many), trace_count (so many traces are left, −1: no
-// end), log_frequency (0: one file; N: <trace_file>.0, .1, … of N traces each). trace_file and
+// end), log_frequency (0: one file; N: <trace_file>.0, .1, … of N traces each; after kMaxFiles of
+// them the oldest are written anew, so that clients cannot fill a disk with files). trace_file and
 // trace_mode are shown only: where the server writes is decided by whoever starts it.
 //
 // Files    A file is a JSON array that is complete after every write: per trace {"id",
@@ -49,6 +50,7 @@ struct TraceRecord {
 class Tracer {
  public:
   static constexpr size_t kMaxQueued = 4096;
+  static constexpr int64_t kMaxFiles = 1000;
   // Values by setting, as TraceSetting carries them. No values: back to the default, or to the
   // setting for all models.
   using Settings = std::map<std::string, std::vector<std::string>>;

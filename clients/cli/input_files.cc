@@ -36,7 +36,7 @@ absl::StatusOr<std::pair<std::string, std::string>> NameAndValue(absl::string_vi
 
 // The shape of raw bytes: as --shape says, else the model's, one unknown dimension from the size.
 absl::StatusOr<std::vector<int64_t>> RawShape(const TensorMetadata& input, const std::string& flag,
-                                              size_t bytes) {
+                                              const std::string& path, size_t bytes) {
   std::vector<int64_t> shape(input.shape().begin(), input.shape().end());
   if (!flag.empty()) {
     shape.clear();
@@ -59,7 +59,15 @@ absl::StatusOr<std::vector<int64_t>> RawShape(const TensorMetadata& input, const
     return WrongUsage(absl::StrCat("--shape is needed for ", Describe(input), ": --shape ",
                                    input.name(), "=1,784"));
   }
-  if (unknown != nullptr) *unknown = static_cast<int64_t>(bytes / *element_bytes) / known;
+  if (unknown == nullptr) return shape;
+  const size_t item_bytes = *element_bytes * static_cast<size_t>(known);
+  if (bytes == 0 || bytes % item_bytes != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, ": expected items of ", item_bytes, " bytes for ", Describe(input), ", got ", bytes,
+        " bytes; is it the right file? (.npy files say what they hold, others are taken as they "
+        "are)"));
+  }
+  *unknown = static_cast<int64_t>(bytes / item_bytes);
   return shape;
 }
 
@@ -102,7 +110,7 @@ absl::StatusOr<client::Tensor> ReadInput(const std::string& path, const TensorMe
     tensor = *std::move(parsed);
     tensor.name = input.name();
   } else {
-    absl::StatusOr<std::vector<int64_t>> raw_shape = RawShape(input, shape, content->size());
+    absl::StatusOr<std::vector<int64_t>> raw_shape = RawShape(input, shape, path, content->size());
     if (!raw_shape.ok()) return raw_shape.status();
     tensor = {input.name(), input.datatype(), *std::move(raw_shape), *std::move(content)};
     if (absl::Status status = client::CheckTensor(tensor); !status.ok()) {

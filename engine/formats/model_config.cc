@@ -6,7 +6,9 @@
 #include <google/protobuf/text_format.h>
 #include <google/protobuf/util/json_util.h>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "engine/formats/names.h"
 #include "engine/formats/regular_file.h"
 
@@ -69,6 +71,15 @@ absl::Status CheckSize(const std::string& text, const std::string& origin) {
       absl::StrCat(origin, ": has ", text.size(), " bytes, the limit is ", kMaxConfigBytes));
 }
 
+// Protobuf says what is wrong, and below it the line in which, with a caret.
+std::string JsonError(const std::string& text) {
+  const std::vector<std::string> lines = absl::StrSplit(text, '\n');
+  std::string error = Shown(lines[0], kShownPathBytes);
+  if (lines.size() > 1 && !absl::StripAsciiWhitespace(lines[1]).empty())
+    absl::StrAppend(&error, " Near ", Quoted(lines[1], kShownPathBytes));
+  return error;
+}
+
 }  // namespace
 
 absl::StatusOr<inference::ModelConfig> ParseModelConfig(const std::string& text,
@@ -109,9 +120,8 @@ absl::StatusOr<inference::ModelConfig> ParseModelConfigJson(const std::string& j
   // Strict about unknown fields, and its own limit on nesting is 100.
   const auto parsed = google::protobuf::util::JsonStringToMessage(json, &config);
   if (!parsed.ok()) {
-    const auto message = parsed.message();
-    return absl::InvalidArgumentError(absl::StrCat(
-        origin, ": ", Shown(absl::string_view(message.data(), message.size()), kShownPathBytes)));
+    return absl::InvalidArgumentError(
+        absl::StrCat(origin, ": ", JsonError(parsed.message().ToString())));
   }
   auto status = CheckStrings(config);
   if (status.ok()) status = CheckModelConfig(config);

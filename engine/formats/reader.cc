@@ -53,7 +53,8 @@ absl::StatusOr<ModelGraph> ReadModelInMemory(const FilesInMemory& files, const s
                                              const std::string& origin, const ReadLimits& limits) {
   const std::string path = absl::StrCat(origin, "/", name);
   const auto found = files.find(name);
-  if (found == files.end()) return absl::NotFoundError(absl::StrCat("there is no file ", path));
+  if (found == files.end())
+    return absl::NotFoundError(absl::StrCat("no ", Quoted(name), " in the ", origin));
   const absl::string_view head = absl::string_view(found->second).substr(0, kHeadBytes);
   for (const Format& format : kFormats) {
     if (format.matches(head)) return format.read_memory(found->second, path, files, limits);

@@ -86,6 +86,9 @@ class InferRequest {
   bool executed = false;
   PhaseNanos phases{};  // of a request that was executed
 
+  // Called when `outputs` is known, before anything is queued or run: an error is the request's answer.
+  virtual absl::Status CheckOutputs() const { return absl::OkStatus(); }
+
   // Copies the results out of the instance's memory, which the next batch overwrites: outputs[i] is
   // at from[i]. Called once, after a run that went well; an error is the request's answer.
   virtual absl::Status TakeOutputs(absl::Span<const std::byte* const> from) = 0;

@@ -51,6 +51,8 @@ class ModelManager {
     int loader_threads = 4;  // loads that run at once
     int64_t default_max_pending =
         0;  // waiting requests per version without a max_queue_size of its own; 0: no limit
+    // That the front end answers overloads with (overload.h): versions count them so.
+    absl::StatusCode overload_code = absl::StatusCode::kUnavailable;
     // Time for measuring kernels at start, shared by the models that are loaded then. Later loads
     // have it while no model serves, and none while one does: measuring takes all cores.
     int64_t measure_budget_millis = 3000;

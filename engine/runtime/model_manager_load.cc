@@ -271,6 +271,7 @@ void ModelManager::MakeInstances(Loading loading, absl::StatusOr<LoadedModel> lo
                     .labels = std::move(loaded->labels),
                     .latency = loading.latency,
                     .default_max_pending = options_.default_max_pending,
+                    .overload_code = options_.overload_code,
                     .load_seconds = static_cast<double>(NowNanos() - loading.began_nanos) * 1e-9});
   if (!version.ok()) return Publish(loading, version.status());
   VersionHandle handle = *std::move(version);

@@ -89,6 +89,7 @@ absl::StatusOr<VersionHandle> ModelManager::MakeVersion(
                             .labels = like.version->labels(),
                             .latency = like.version->latency(),
                             .default_max_pending = options_.default_max_pending,
+                            .overload_code = options_.overload_code,
                             .load_seconds = load_seconds});
   });
   if (!version.ok()) return version;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/formats/model_settings.h"
 #include "engine/runtime/log.h"
+#include "engine/runtime/overload.h"
 
 namespace espalier::runtime {
 namespace {
@@ -131,8 +132,9 @@ size_t ServedVersion::arena_bytes() const {
 }
 
 void ServedVersion::Submit(InferRequest* request) {
-  if (absl::Status status = BindRequest(signature_, *request); !status.ok())
-    return Refuse(request, std::move(status));
+  absl::Status status = BindRequest(signature_, *request);
+  if (status.ok()) status = request->CheckOutputs();
+  if (!status.ok()) return Refuse(request, std::move(status));
   if (request->batch > policy_.largest_request()) {
     return Refuse(
         request,
@@ -303,7 +305,9 @@ void ServedVersion::Complete(Outcome outcome) {
 
 void ServedVersion::Complete(InferRequest* request, Refusal refusal) {
   const int64_t total = NowNanos() - request->arrival_nanos;
-  if (request->counted) statistics_.RecordFailure(refusal.status.code(), refusal.reason, total);
+  const absl::StatusCode code =
+      IsOverload(refusal.status) ? options_.overload_code : refusal.status.code();
+  if (request->counted) statistics_.RecordFailure(code, refusal.reason, total);
   Answer(request, std::move(refusal.status), total);
 }
 

@@ -43,7 +43,9 @@ class ServedVersion {
     Labels labels;
     std::shared_ptr<ModelLatency> latency;  // shared by the versions of a model
     int64_t default_max_pending = 0;        // when the config sets no max_queue_size; 0: no limit
-    double load_seconds = 0;                // reading, planning and preparing
+    absl::StatusCode overload_code =
+        absl::StatusCode::kUnavailable;  // that overloads are counted with
+    double load_seconds = 0;             // reading, planning and preparing
   };
 
   // Makes the instances and starts their threads. InvalidArgument for a config that contradicts the

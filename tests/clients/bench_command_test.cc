@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 
 #include "clients/cli/bench_inputs.h"
 #include "clients/cli/command.h"
@@ -99,6 +100,12 @@ TEST_F(BenchCommandTest, ADirectoryIsThePoolOfItsFiles) {
   EXPECT_EQ(wrong.code, kExitFailure);
   EXPECT_THAT(wrong.err, HasSubstr("expected items FP32 [4]"));
   EXPECT_THAT(wrong.err, HasSubstr("got FP32 [2, 5]"));
+  const std::string text = folder_ + "/text";
+  std::ofstream(text) << "no tensor";
+  const Outcome other = Bench({"--input=" + text});
+  EXPECT_EQ(other.code, kExitFailure);
+  EXPECT_THAT(other.err, HasSubstr(text + ": expected items of 16 bytes for "));
+  EXPECT_THAT(other.err, HasSubstr("got 9 bytes"));
 }
 
 TEST_F(BenchCommandTest, PassesPriorityAndQueueTimeout) {

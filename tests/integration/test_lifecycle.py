@@ -100,6 +100,20 @@ def test_the_state_dir_is_free_again_after_a_kill(tmp_path):
         pass
 
 
+def test_a_ready_file_that_cannot_be_written_is_said_at_once(tmp_path):
+    for path, reason in (tmp_path / "no/ready", "No such file"), (tmp_path, "Is a directory"):
+        server = harness.Espalierd(harness.MODELS, f"--ready_file={path}")
+        assert wait_for_exit(server.spawn()) == 1
+        assert f"--ready_file {path} cannot be written: {reason}" in server.log()
+
+
+def test_one_repository_given_twice_is_said_at_once(tmp_path):
+    (tmp_path / "link").symlink_to(harness.MODELS)
+    server = harness.Espalierd(harness.MODELS, f"--model_repository={harness.MODELS},{tmp_path}/link")
+    assert wait_for_exit(server.spawn()) == 1
+    assert "names one directory twice" in server.log() and f"{tmp_path}/link" in server.log()
+
+
 @pytest.mark.parametrize("flag", ["address", "metrics_address"])
 def test_a_port_in_use_is_said(flag):
     with socket.socket() as taken:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import re
+import socket
 import threading
 import time
 import urllib.request
@@ -214,6 +216,16 @@ def test_limits_on_what_is_in_flight_are_shown_with_what_they_refuse(
     }
     assert refused.pop(reason) == 5 - let_in
     assert set(refused.values()) == {0}
+
+
+def test_idle_connections_do_not_keep_prometheus_out(server):
+    host, port = server.metrics_url.removeprefix("http://").split(":")
+    with contextlib.ExitStack() as idle:
+        for _ in range(30):
+            idle.enter_context(socket.create_connection((host, int(port))))
+        # With a thread too few for all of them, the scrape waits until the first are timed out.
+        with urllib.request.urlopen(f"{server.metrics_url}/metrics", timeout=2) as response:
+            assert b"espalier_build_info" in response.read()
 
 
 def test_batch_sizes_are_a_histogram_of_executions(repository, digits):

@@ -236,6 +236,10 @@ def test_files_come_with_the_load(start, tmp_path):
     load(client, "m")
     code, message = refused(load, client, "m", files={"file:1/model.onnx": b"x"})
     assert code == "StatusCode.INVALID_ARGUMENT" and "'config'" in message
+    _, message = refused(load, client, "m", config="{}", files={"file:1/other.onnx": b"x"})
+    assert "no 'model.onnx' in the files given for 'm'/1" in message
+    _, message = refused(load, client, "m", config='{"max_batch_size": oops}')
+    assert "Near '{\"max_batch_size\": oops}'" in message and "\\n" not in message
     load(client, "m", config="{}", files={"file:5/model.onnx": serving.scaling_model(7)})
     assert (ours.infer("m", np.ones((1, 4), np.float32)).version, serving.factor_of(ours, "m")) == (
         "5",

@@ -250,8 +250,11 @@ def test_a_wrong_range_is_refused(server, regions, case):
     tensor.parameters["shared_memory_offset"].int64_param = offset
     with grpc.insecure_channel(server.url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        asked = service_pb2.ModelStatisticsRequest(name=NAME)
+        runs = stub.ModelStatistics(asked).model_stats[0].execution_count
         with pytest.raises(grpc.RpcError, match=message) as error:
             stub.ModelInfer(made, timeout=30)
+        assert stub.ModelStatistics(asked).model_stats[0].execution_count == runs
     assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 

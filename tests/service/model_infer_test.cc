@@ -298,6 +298,9 @@ TEST_F(ModelInferTest, AnOverloadSaysWhenToComeBackWithTheCodeThatTheOperatorCho
     if (code == absl::StatusCode::kResourceExhausted) {
       EXPECT_THAT(status.error_message(), HasSubstr("; retry after " + millis + " ms"));
     }
+    // Counted as it was answered.
+    const auto& by_code = (*server_->models().Find("m", ""))->statistics().by_code;
+    EXPECT_EQ(by_code[static_cast<int>(code)].load(), 1u);
     control_->run_gate.Open();
     for (std::thread& client : clients) client.join();
     grpc::ClientContext other;

@@ -152,5 +152,21 @@ TEST_F(TraceTest, WithALogFrequencyThereIsAFileForSoManyTraces) {
   EXPECT_EQ(traces(2), 1);
 }
 
+TEST_F(TraceTest, NoMoreThanAThousandFilesAreWritten) {
+  Tracer tracer(file_);
+  ASSERT_TRUE(tracer
+                  .Update("", {{"trace_level", {"TIMESTAMPS"}},
+                               {"trace_rate", {"1"}},
+                               {"log_frequency", {"1"}}})
+                  .ok());
+  for (int64_t i = 0; i < Tracer::kMaxFiles + 2; ++i) Trace(tracer, "m", absl::StrCat(i));
+  tracer.Finish();
+  EXPECT_THAT(Content(file_ + ".0"), ::testing::HasSubstr("\"request_id\":\"1000\""));
+  EXPECT_THAT(Content(file_ + ".1"), ::testing::HasSubstr("\"request_id\":\"1001\""));
+  EXPECT_THAT(Content(file_ + ".2"), ::testing::HasSubstr("\"request_id\":\"2\""));
+  EXPECT_THAT(Content(file_ + ".999"), ::testing::HasSubstr("\"request_id\":\"999\""));
+  EXPECT_EQ(Content(file_ + ".1000"), "");
+}
+
 }  // namespace
 }  // namespace espalier::service
