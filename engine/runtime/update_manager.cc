@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "engine/runtime/log.h"
 #include "engine/runtime/repository.h"
+#include "engine/tensor/device.h"
 
 namespace espalier::runtime {
 namespace {
@@ -157,6 +158,7 @@ updates::ReceivePolicy UpdateManager::Policy() const {
   updates::ReceivePolicy policy;
   policy.trust = options_.trust;
   policy.now_seconds = absl::ToUnixSeconds(absl::Now());
+  policy.threads = AvailableCpus();
   return policy;
 }
 

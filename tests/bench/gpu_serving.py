@@ -114,6 +114,7 @@ class Server:
         ]  # fmt: skip
 
     def __enter__(self) -> Server:
+        self.ready.unlink(missing_ok=True)  # of a server before
         started = time.monotonic()
         self.process = subprocess.Popen([str(part) for part in self.command], stderr=self.log.open("wb"))
         while not self.ready.exists():
