@@ -94,7 +94,7 @@ TEST_F(UpdateRefusalTest, OnlyWhatIsStagedOrServedBeforeCanBeActivated) {
   EXPECT_EQ(updates_->Activate("m", 3).code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(updates_->Activate("m", 9).code(), StatusCode::kNotFound);
   EXPECT_EQ(updates_->Rollback("m", "", 3).status().code(), StatusCode::kFailedPrecondition);
-  EXPECT_EQ(updates_->Rollback("m", "", 9).status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(updates_->Rollback("m", "", 9).status().code(), StatusCode::kNotFound);
   EXPECT_EQ(Ask(), 2);
   ASSERT_TRUE(updates_->Rollback("m", "").ok());
   EXPECT_EQ(updates_->Rollback("m", "").status().code(), StatusCode::kFailedPrecondition);

@@ -25,7 +25,7 @@ TEST(StructureReportTest, TheTableOfAKnownModelReadsLikeThis) {
       R"(TENSOR             SHAPE     DTYPE  SPARSITY  STRUCTURE    DIAGONALS            DEAD ROWS/COLS  -0.0  SUBNORMALS  AT MOST N:M
 fc1.weight         [64, 96]  FP32   96.9 %    diagonal(1)  3/96, 100.0 % full   0/0             0     0           2:16
     *diagonal(1) 780 B   csr 1.8 KiB   diagonal(4) 4.0 KiB (18.8 % full)
-    block_csr(4) 4.3 KiB (18.8 % full)   block_csr(8) 8.2 KiB (9.4 % full)   dense 24.0 KiB
+    block_csr(4) 4.2 KiB (18.8 % full)   block_csr(8) 8.1 KiB (9.4 % full)   dense 24.0 KiB
     offsets: 2 runs, longest 2; col - row from -46 to 51
 classifier.weight  [10, 64]  FP32   0.0 %     dense        64/64, 100.0 % full  0/0             0     0           -
     *dense 2.5 KiB   csr 5.0 KiB
