@@ -80,8 +80,9 @@ def test_the_command_line_plans_for_a_gpu(tmp_path):
     assert "cublaslt" in done.stdout
     advice = json.loads(harness.espalier("advise", "--shape", "512", "--batch", "64", "--pattern", "block(32)", "--sparsity", "75",
                                          "--device", "cuda", f"--cuda_module={MODULE}", "--json").stdout)
-    assert advice["device"].startswith("cuda Fake GPU") and advice["advice"]["pattern"] == "block(32)"
-    assert advice["layers"][0]["points"][0]["batches"][0]["chosen"]["measured"]
+    point = advice["layers"][0]["points"][0]
+    assert advice["device"].startswith("cuda Fake GPU") and point["pattern"] == "block(32)"
+    assert point["batches"][0]["chosen"]["measured"] and point["gain"] >= 1
     refused = harness.espalier("plan", str(repository / NAME), "--device", "gpu", check=False)
     assert refused.returncode != 0 and "expected cpu or cuda" in refused.stderr
 
