@@ -51,21 +51,24 @@ def test_without_the_token_nothing_is_done(stage, refuses, token, text):
             refuses(Code.UNAUTHENTICATED, text, call)
 
 
-def test_a_token_of_another_scheme_is_none(stage, refuses):
-    def attack():
-        with grpc.insecure_channel(stage.url) as channel:
-            method = channel.unary_unary(
-                f"/{_wire.UPDATE_SERVICE}/Rollback",
-                request_serializer=bytes,
-                response_deserializer=bytes,
-            )
-            method(
-                updating.new("RollbackRequest", model="digits").SerializeToString(),
-                metadata=(("authorization", f"Basic {updating.TOKEN}"),),
-                timeout=10,
-            )
+def roll_back_raw(stage, authorization: str, **options) -> None:
+    """A rollback over a channel of its own, with this metadata and these options."""
+    with grpc.insecure_channel(stage.url, **options) as channel:
+        method = channel.unary_unary(
+            f"/{_wire.UPDATE_SERVICE}/Rollback",
+            request_serializer=bytes,
+            response_deserializer=bytes,
+        )
+        method(
+            updating.new("RollbackRequest", model="digits").SerializeToString(),
+            metadata=(("authorization", authorization),),
+            timeout=10,
+        )
 
-    refuses(Code.UNAUTHENTICATED, "not this server's", attack)
+
+def test_a_token_of_another_scheme_is_none(stage, refuses):
+    basic = f"Basic {updating.TOKEN}"
+    refuses(Code.UNAUTHENTICATED, "not this server's", lambda: roll_back_raw(stage, basic))
 
 
 # --- messages that are not what they say ----------------------------------------------------------
@@ -253,20 +256,8 @@ def test_deltas_from_versions_that_are_not_here(stage, refuses):
 
 
 def test_packed_messages_are_not_unpacked(stage, refuses):
-    def attack():
-        with grpc.insecure_channel(stage.url, compression=grpc.Compression.Gzip) as channel:
-            method = channel.unary_unary(
-                f"/{_wire.UPDATE_SERVICE}/Rollback",
-                request_serializer=bytes,
-                response_deserializer=bytes,
-            )
-            method(
-                updating.new("RollbackRequest", model="digits").SerializeToString(),
-                metadata=(("authorization", f"Bearer {updating.TOKEN}"),),
-                timeout=10,
-            )
-
-    refuses(Code.UNIMPLEMENTED, "", attack)
+    bearer, gzip = f"Bearer {updating.TOKEN}", grpc.Compression.Gzip
+    refuses(Code.UNIMPLEMENTED, "", lambda: roll_back_raw(stage, bearer, compression=gzip))
 
 
 # --- too much at once -----------------------------------------------------------------------------
