@@ -22,8 +22,9 @@ namespace {
 // files.
 constexpr int kReadFlags = O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
 
-// One pread moves at most 2^31 - 4096 bytes on Linux; 1 GiB keeps the arithmetic plain.
-constexpr int64_t kMaxReadBytes = int64_t{1} << 30;
+// A kernel without full preemption copies page-cache folios of megabytes without a pause, and lets nobody
+// else have the processor meanwhile; between two calls it does.
+constexpr int64_t kMaxReadBytes = int64_t{128} << 10;
 
 std::string QuotedPath(const std::string& path) { return Quoted(path, kShownPathBytes); }
 

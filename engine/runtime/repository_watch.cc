@@ -132,7 +132,10 @@ void RepositoryWatch::Run() {
     const auto interval = absl::ToChronoNanoseconds(options_.interval);
     while (!stop_.wait_for(lock, interval, [this] { return stopping_; })) {
       lock.unlock();
-      Look();
+      {
+        const BackgroundWork work;
+        Look();
+      }
       lock.lock();
     }
   });

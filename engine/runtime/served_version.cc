@@ -10,6 +10,7 @@
 #include "engine/formats/model_settings.h"
 #include "engine/runtime/log.h"
 #include "engine/runtime/overload.h"
+#include "engine/runtime/thread_priority.h"
 
 namespace espalier::runtime {
 namespace {
@@ -132,6 +133,7 @@ size_t ServedVersion::arena_bytes() const {
 }
 
 void ServedVersion::Submit(InferRequest* request) {
+  NoteRequest(request->arrival_nanos);
   absl::Status status = BindRequest(signature_, *request);
   if (status.ok()) status = request->CheckOutputs();
   if (!status.ok()) return Refuse(request, std::move(status));

@@ -1,18 +1,107 @@
 #include "engine/runtime/thread_priority.h"
 
-#include <pthread.h>
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <ctime>
+
+#include "engine/runtime/statistics.h"
+
 namespace espalier::runtime {
+namespace {
+
+constexpr int kNice = 10;
+constexpr int64_t kNoteEveryNanos =
+    1'000'000;  // a shared cache line is not written for each request
+
+std::atomic<int64_t> last_request_nanos{INT64_MIN / 2};
+static_assert(std::atomic<int64_t>::is_always_lock_free);  // read in a signal handler
+
+timespec TimespecOf(std::chrono::nanoseconds time) {
+  return {.tv_sec = time.count() / 1'000'000'000, .tv_nsec = time.count() % 1'000'000'000};
+}
+
+// The signal handler: only calls that are safe in one.
+void StepAside(int) {
+  const int error = errno;
+  const int64_t since = NowNanos() - last_request_nanos.load(std::memory_order_relaxed);
+  if (since < std::chrono::nanoseconds(BackgroundWork::kQuiet).count()) {
+    const timespec nap = TimespecOf(BackgroundWork::kNap);
+    nanosleep(&nap, nullptr);
+  } else {
+    sched_yield();
+  }
+  errno = error;
+}
+
+// False where somebody else handles the signal.
+bool HandlesTurns() {
+  static const bool handles = [] {
+    struct sigaction before = {};
+    if (sigaction(SIGURG, nullptr, &before) != 0) return false;
+    if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) return false;
+    struct sigaction action = {};
+    action.sa_handler = StepAside;
+    action.sa_flags = SA_RESTART;
+    return sigaction(SIGURG, &action, nullptr) == 0;
+  }();
+  return handles;
+}
+
+// The timer of a background thread.
+class TurnTimer {
+ public:
+  TurnTimer() = default;
+  TurnTimer(const TurnTimer&) = delete;
+  TurnTimer& operator=(const TurnTimer&) = delete;
+  ~TurnTimer() {
+    if (made_) timer_delete(timer_);
+  }
+
+  void Make() {
+    if (made_ || !HandlesTurns()) return;
+    sigevent event = {};
+    event.sigev_notify = SIGEV_THREAD_ID;
+    event.sigev_signo = SIGURG;
+    event._sigev_un._tid =
+        static_cast<pid_t>(syscall(SYS_gettid));  // glibc 2.36 has no name for it
+    made_ = timer_create(CLOCK_MONOTONIC, &event, &timer_) == 0;
+  }
+
+  // Every `turn` from now on; zero: never.
+  void Set(std::chrono::nanoseconds turn) {
+    if (!made_) return;
+    const itimerspec times = {.it_interval = TimespecOf(turn), .it_value = TimespecOf(turn)};
+    timer_settime(timer_, 0, &times, nullptr);
+  }
+
+ private:
+  bool made_ = false;
+  timer_t timer_ = {};
+};
+
+thread_local TurnTimer turns;
+
+}  // namespace
 
 void EnterBackground() {
-  const sched_param none = {};
-  if (pthread_setschedparam(pthread_self(), SCHED_IDLE, &none) == 0) return;
-  // Linux keeps niceness per thread. Where this is refused too, the thread stays what it is.
-  (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 19);
+  turns.Make();
+  // Linux keeps niceness per thread. Where this is refused, the thread stays what it is.
+  (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNice);
 }
+
+void NoteRequest(int64_t nanos) {
+  if (nanos - last_request_nanos.load(std::memory_order_relaxed) >= kNoteEveryNanos)
+    last_request_nanos.store(nanos, std::memory_order_relaxed);
+}
+
+BackgroundWork::BackgroundWork() { turns.Set(kTurn); }
+
+BackgroundWork::~BackgroundWork() { turns.Set({}); }
 
 }  // namespace espalier::runtime

@@ -1,14 +1,41 @@
 // thread_priority.h — threads that work in the background while others serve.
 //
-// TRAP  A thread hands its scheduling class down to the threads that it creates, and without
+// A processor is left to whoever serves in two ways. Nice 10, a tenth of the weight of others: they get
+// nearly all of a processor that they ask for, and a load still comes to its end on a machine that is
+// busy for good (SCHED_IDLE did not see to that). But a kernel without full preemption may leave the
+// processor to a thread that has it until the next tick, 4 ms at 250 Hz, and that is what a 99th
+// percentile is made of. So a background thread also steps aside on its own: every kTurn it yields,
+// and as long as requests come it naps, which leaves it about two fifths of a processor.
+//
+// TRAP  A thread hands its niceness down to the threads that it creates, and without
 //       privileges the way back is closed. What serves (instances, the device's workers) must
 //       therefore be created by a thread that never came here.
 #pragma once
 
+#include <chrono>
+#include <cstdint>
+
 namespace espalier::runtime {
 
-// The calling thread gets the processor when nobody else wants it: SCHED_IDLE, or nice 19 where
-// that is refused. For good.
+// The calling thread gives way to the others. For good.
 void EnterBackground();
+
+// Says that a request came at `nanos` (of NowNanos). Any thread.
+void NoteRequest(int64_t nanos);
+
+// A piece of work of the calling thread. While it lives, and if the thread is in the background,
+// the thread steps aside as said above: a timer of its own interrupts it (SIGURG, which is ignored
+// where nobody handles it; system calls are restarted). Not nested.
+class BackgroundWork {
+ public:
+  static constexpr std::chrono::microseconds kTurn{500};
+  static constexpr std::chrono::microseconds kNap{250};
+  static constexpr std::chrono::milliseconds kQuiet{10};  // since the last request: no more naps
+
+  BackgroundWork();
+  ~BackgroundWork();
+  BackgroundWork(const BackgroundWork&) = delete;
+  BackgroundWork& operator=(const BackgroundWork&) = delete;
+};
 
 }  // namespace espalier::runtime

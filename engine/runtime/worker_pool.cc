@@ -64,6 +64,7 @@ void WorkerPool::Loop() {
       runtime::EnterBackground();
       in_background = true;
     }
+    const BackgroundWork work;  // of a thread that is not in the background: nothing
     task();
   }
 }
