@@ -54,10 +54,19 @@ inline std::vector<float> FloatsOf(const std::string& raw) {
 
 class ServiceFixture : public ::testing::Test {
  protected:
+  // A test that failed half-way ends as well: nothing stands at a closed gate any more.
+  void TearDown() override {
+    for (const auto& control : controls_) {
+      control->load_gate.Open();
+      control->run_gate.Open();
+    }
+  }
+
   // Before StartServer: a model in the repository, with one version.
   std::shared_ptr<FakeControl> AddModel(const std::string& name, FakeModelOptions model = {}) {
     repository_.MakeDirectory(name + "/1");
     loader_->models[name] = model;
+    controls_.push_back(model.control);
     return model.control;
   }
 
@@ -121,6 +130,7 @@ class ServiceFixture : public ::testing::Test {
   }
 
   testing::TemporaryDirectory repository_;
+  std::vector<std::shared_ptr<FakeControl>> controls_;
   std::unique_ptr<FakeLoader> loader_ = std::make_unique<FakeLoader>();
   // Without metrics: their web server takes up to two seconds to stop.
   ServerOptions options_ = {.metrics_address = ""};
