@@ -144,8 +144,10 @@ class WeightEncoder {
       if (!status.ok()) return status;
       status = new_.Read(static_cast<size_t>(map_[job.tensor]), first, count, buffers.after.data());
       if (!status.ok()) return status;
+      EncodeOptions encode = options_.encode;
+      encode.row_elements = tensor.row_elements();
       auto record = EncodeSegment(tensor.kind(), buffers.before.data(), buffers.after.data(), count,
-                                  encoded.counts, options_.encode);
+                                  encoded.counts, encode);
       if (!record.ok()) return record.status();
       encoded.record = *std::move(record);
     }

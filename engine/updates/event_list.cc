@@ -25,7 +25,8 @@ SegmentEvents FindEvents(const typename Element::Bits* old_elements,
                          const typename Element::Bits* new_elements, int64_t count) {
   SegmentEvents events;
   const std::vector<uint64_t> different = DifferentBits<Element>(old_elements, new_elements, count);
-  const std::vector<uint64_t> nonzero = NonzeroBits<Element>(old_elements, count);
+  events.nonzero = NonzeroBits<Element>(old_elements, count);
+  const std::vector<uint64_t>& nonzero = events.nonzero;
   uint32_t nonzeros = 0;  // before the position
   for (size_t word = 0; word < different.size(); ++word) {
     const uint64_t changed = different[word];

@@ -27,6 +27,7 @@ struct SegmentEvents {
   };
   std::array<uint32_t, kMaxClasses> class_sizes{};
   std::vector<Opening> openings;
+  std::vector<uint64_t> nonzero;  // NonzeroBits of the base
 
   EventCounts counts() const;
 };

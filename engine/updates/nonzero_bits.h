@@ -31,6 +31,21 @@ constexpr int BitsIn(uint64_t word) {
 // Set bits in all.
 int64_t CountBits(const std::vector<uint64_t>& words);
 
+// Calls `visit` with the position of each set bit in [begin, end), in order, until one returns false.
+// Returns whether none did.
+template <typename Visit>
+bool VisitBits(const std::vector<uint64_t>& words, int64_t begin, int64_t end, Visit visit) {
+  for (int64_t first = begin & ~int64_t{63}; first < end; first += 64) {
+    uint64_t word = words[static_cast<size_t>(first / 64)];
+    if (first < begin) word &= ~uint64_t{0} << (begin - first);
+    if (end - first < 64) word &= (uint64_t{1} << (end - first)) - 1;
+    for (; word != 0; word &= word - 1) {
+      if (!visit(static_cast<uint32_t>(first + std::countr_zero(word)))) return false;
+    }
+  }
+  return true;
+}
+
 // Walks the set bits (or, with kSet false, the clear bits below `count`) in order: position of the
 // rank-th one, for ranks that rise from call to call. O(words) for a whole walk.
 template <bool kSet>

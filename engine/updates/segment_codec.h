@@ -11,7 +11,8 @@
 // other edits, never an edit that breaks a rule of its list.
 //
 // Memory   Encode: 24 bytes an event and 2 bits an element beside the caller's. Decode: 12 bytes an
-//          event and 1 bit an element. Neither depends on anything a record claims.
+//          event and 1 bit an element. Mixed modes: 4 bytes a column more. Neither depends on anything
+//          a record claims.
 // Errors   InvalidArgument: which list, what was expected and got.
 // Thread-safe: no shared state.
 #pragma once
@@ -37,12 +38,15 @@ inline constexpr int kEventKinds = 4;
 const char* NameOf(EventKind kind);  // "change", …
 
 enum class Mode : uint8_t {
-  kRaw = 0,         // rank and value as they are
-  kZstd = 1,        // gaps and symbols as varints, compressed
-  kRange = 2,       // gaps and symbols through adaptive models and a range coder
-  kClassRange = 3,  // the same, ranks and models apart for each exponent; changes and drops only
+  kRaw = 0,           // rank and value as they are
+  kZstd = 1,          // gaps and symbols as varints, compressed
+  kRange = 2,         // gaps and symbols through adaptive models and a range coder
+  kClassRange = 3,    // the same, ranks and models apart for each exponent; changes and drops only
+  kMixed = 4,         // each non-zero's change or none, predicted by row and column; changes only
+  kMixedRepeats = 5,  // the same, for steps that often have the length of the one before
 };
-inline constexpr uint8_t kModes = 4;
+inline constexpr uint8_t kModes = 6;
+constexpr bool IsMixed(Mode mode) { return mode == Mode::kMixed || mode == Mode::kMixedRepeats; }
 
 struct EventCounts {
   int64_t of[kEventKinds] = {};
@@ -69,8 +73,10 @@ struct EncodeOptions {
   // Modes to try, a bit for each; for tests that want a certain one. The smallest wins on the first
   // kTrialEvents events.
   uint8_t modes = (1 << kModes) - 1;
+  // Elements of a row of the tensor, as TensorInfo has them; columns are what mixed modes predict by.
+  int64_t row_elements = 1;
 };
-inline constexpr int64_t kTrialEvents = 8192;
+inline constexpr int64_t kTrialEvents = 1 << 15;
 
 // `count` elements at most kSegmentElements. An empty record when nothing differs.
 absl::StatusOr<std::string> EncodeSegment(ElementKind kind, const void* old_elements,

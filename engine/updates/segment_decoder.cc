@@ -7,8 +7,10 @@
 #include "engine/updates/bytes.h"
 #include "engine/updates/event_list.h"
 #include "engine/updates/event_models.h"
+#include "engine/updates/mixed_model.h"
 #include "engine/updates/nonzero_bits.h"
 #include "engine/updates/segment_codec.h"
+#include "engine/updates/word_coder.h"
 #include "engine/updates/zstd.h"
 
 namespace espalier::updates {
@@ -39,7 +41,8 @@ absl::StatusOr<ListRecords> ReadLists(absl::string_view record) {
     const auto mode = reader.Byte("mode");
     if (!mode.ok()) return mode.status();
     const bool at_zeros = kind == EventKind::kGrow || kind == EventKind::kFlip;
-    if (*mode >= kModes || (at_zeros && *mode == static_cast<uint8_t>(Mode::kClassRange))) {
+    if (*mode >= kModes || (at_zeros && *mode == static_cast<uint8_t>(Mode::kClassRange)) ||
+        (kind != EventKind::kChange && IsMixed(static_cast<Mode>(*mode)))) {
       return Refused(kind, absl::StrCat("mode ", *mode, " is not known for it"));
     }
     list.mode = static_cast<Mode>(*mode);
@@ -144,6 +147,7 @@ class SegmentDecoder {
 
   // --- modes in which events are ranked among all non-zeros, or zeros ------------------------------
   absl::Status DecodeRanks(EventKind kind, const ListRecord& list, std::vector<Edit>& edits) {
+    if (IsMixed(list.mode)) return DecodeMixed(list, edits);
     return AtZeros(kind) ? DecodeRanksAt<false>(kind, list, edits)
                          : DecodeRanksAt<true>(kind, list, edits);
   }
@@ -285,7 +289,8 @@ class SegmentDecoder {
     return Add(kind, position, Flipped(position), edits);
   }
 
-  static absl::Status CheckFinished(EventKind kind, const RangeDecoder& coder) {
+  template <typename Coder>
+  static absl::Status CheckFinished(EventKind kind, const Coder& coder) {
     if (coder.finished()) return absl::OkStatus();
     return Refused(kind, coder.overrun() ? "the coded data ends early"
                                          : "the coded data goes on after the last event");
@@ -309,6 +314,46 @@ class SegmentDecoder {
       if (coder.overrun()) break;
     }
     return CheckFinished(kind, coder);
+  }
+
+  // Every non-zero of a row that changed is asked for.
+  absl::Status DecodeMixed(const ListRecord& list, std::vector<Edit>& edits) {
+    constexpr EventKind kKind = EventKind::kChange;
+    ByteReader reader(list.payload);
+    const auto width = reader.Varint("width of a row", static_cast<uint64_t>(count_));
+    if (!width.ok()) return Refused(kKind, width.status().message());
+    if (*width == 0) return Refused(kKind, "rows of no elements");
+    const auto coded = reader.Text("coded bits", reader.left());
+    if (!coded.ok()) return Refused(kKind, coded.status().message());
+    WordDecoder coder(*coded, *reader.Raw("other bits", reader.left()));
+    const auto model = std::make_unique<MixedModel<Element>>(static_cast<uint32_t>(*width),
+                                                             list.mode == Mode::kMixedRepeats);
+    const auto count = static_cast<size_t>(list.count);
+    edits.reserve(count);
+    absl::Status failure;
+    for (int64_t begin = 0; begin < count_; begin += static_cast<int64_t>(*width)) {
+      if (!model->RowChanges(coder, false)) continue;
+      const int64_t end = std::min(begin + static_cast<int64_t>(*width), count_);
+      const bool all = VisitBits(nonzero_, begin, end, [&](uint32_t position) {
+        const auto column = static_cast<uint32_t>(position - begin);
+        const Bits old_bits = base_[position];
+        if (!model->Changes(coder, column, old_bits, false)) return true;
+        if (edits.size() == count || coder.overrun()) {
+          failure = Refused(
+              kKind, absl::StrCat("more events than the ", list.count, " that it announces"));
+          return false;
+        }
+        failure = AddOrder(
+            position,
+            Element::OrderOf(old_bits) + model->Step(coder, column, position, old_bits, 0), edits);
+        return failure.ok();
+      });
+      if (!all) return failure;
+    }
+    if (edits.size() != count) {
+      return Refused(kKind, absl::StrCat("holds ", edits.size(), " events, announces ", count));
+    }
+    return CheckFinished(kKind, coder);
   }
 
   // One list in mode kClassRange: for each class the elements left before its next event.

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <utility>
@@ -5,7 +6,10 @@
 #include "engine/updates/bytes.h"
 #include "engine/updates/event_list.h"
 #include "engine/updates/event_models.h"
+#include "engine/updates/mixed_model.h"
+#include "engine/updates/nonzero_bits.h"
 #include "engine/updates/segment_codec.h"
+#include "engine/updates/word_coder.h"
 #include "engine/updates/zstd.h"
 
 namespace espalier::updates {
@@ -17,12 +21,20 @@ uint64_t ZigZag(int64_t value) {
   return (static_cast<uint64_t>(value) << 1) ^ static_cast<uint64_t>(value >> 63);
 }
 
+bool Allows(EventKind kind, Mode mode, const EncodeOptions& options) {
+  const bool at_zeros = kind == EventKind::kGrow || kind == EventKind::kFlip;
+  if (at_zeros && mode == Mode::kClassRange) return false;
+  if (kind != EventKind::kChange && IsMixed(mode)) return false;
+  return options.modes >> static_cast<int>(mode) & 1;
+}
+
 template <typename Element>
 class ListEncoder {
  public:
   using Bits = typename Element::Bits;
-  ListEncoder(EventKind kind, const SegmentEvents& events, const EncodeOptions& options)
-      : kind_(kind), events_(events), options_(options) {}
+  ListEncoder(EventKind kind, const Bits* base, int64_t count, const SegmentEvents& events,
+              const EncodeOptions& options)
+      : kind_(kind), base_(base), count_(count), events_(events), options_(options) {}
 
   absl::StatusOr<std::string> Encode(Mode mode, const std::vector<Event>& list,
                                      size_t count) const {
@@ -36,11 +48,32 @@ class ListEncoder {
         return Ranged(span);
       case Mode::kClassRange:
         return ClassRanged(span);
+      case Mode::kMixed:
+      case Mode::kMixedRepeats:
+        return Mixed(span, mode == Mode::kMixedRepeats,
+                     count == list.size() ? count_ : list[count - 1].position + 1);
     }
     return absl::InternalError("no such mode");
   }
 
+  // Whether a mixed mode, which looks at each non-zero of the rows that change, takes no longer to
+  // decode than the bar allows: such a look costs a tenth of an event. Without modes to use instead it
+  // is always taken.
+  bool MixedIsQuick(const std::vector<Event>& list) const {
+    if (!Allows(kind_, Mode::kRange, options_) && !Allows(kind_, Mode::kClassRange, options_))
+      return true;
+    int64_t looked_at = 0;
+    for (size_t i = 0; i < list.size();) {
+      const int64_t begin = list[i].position / width() * width(), end = EndOfRow(begin);
+      VisitBits(events_.nonzero, begin, end, [&](uint32_t) { return ++looked_at > 0; });
+      while (i < list.size() && list[i].position < end) ++i;
+    }
+    return looked_at <= kMixedShare * static_cast<int64_t>(list.size());
+  }
+
  private:
+  static constexpr int64_t kMixedShare = 3;
+
   bool carries_value() const { return kind_ == EventKind::kChange || kind_ == EventKind::kGrow; }
 
   std::string Raw(EventSpan events) const {
@@ -120,6 +153,39 @@ class ListEncoder {
     return coder.Finish();
   }
 
+  // A vector is one row, and so is what is left of a row longer than the segment.
+  int64_t width() const {
+    return options_.row_elements > 1 ? std::min(options_.row_elements, count_) : count_;
+  }
+  int64_t EndOfRow(int64_t begin) const { return std::min(begin + width(), count_); }
+
+  // The elements below `until`.
+  std::string Mixed(EventSpan events, bool repeats, int64_t until) const {
+    WordEncoder coder;
+    const auto model =
+        std::make_unique<MixedModel<Element>>(static_cast<uint32_t>(width()), repeats);
+    const Event* next = events.first;
+    for (int64_t begin = 0; begin < until; begin += width()) {
+      const int64_t end = std::min(EndOfRow(begin), until);
+      if (!model->RowChanges(coder, next != events.second && next->position < end)) continue;
+      VisitBits(events_.nonzero, begin, end, [&](uint32_t position) {
+        const auto column = static_cast<uint32_t>(position - begin);
+        const bool changes = next != events.second && next->position == position;
+        if (!model->Changes(coder, column, base_[position], changes)) return true;
+        const int64_t from = Element::OrderOf(base_[position]),
+                      to = Element::OrderOf(static_cast<Bits>(next->new_bits));
+        model->Step(coder, column, position, base_[position], to - from);
+        ++next;
+        return true;
+      });
+    }
+    ByteWriter out;
+    out.Varint(static_cast<uint64_t>(width()));
+    out.Text(coder.TakeCoded());
+    out.Raw(coder.TakeRaw());
+    return out.Take();
+  }
+
   struct Symbols {
     ChangeModel<Element> change;
     DropModel drop;
@@ -149,18 +215,15 @@ class ListEncoder {
   }
 
   EventKind kind_;
+  const Bits* base_;
+  int64_t count_;
   const SegmentEvents& events_;
   const EncodeOptions& options_;
 };
 
-bool Allows(EventKind kind, Mode mode, const EncodeOptions& options) {
-  const bool at_zeros = kind == EventKind::kGrow || kind == EventKind::kFlip;
-  if (at_zeros && mode == Mode::kClassRange) return false;
-  return options.modes >> static_cast<int>(mode) & 1;
-}
-
 template <typename Element>
-absl::StatusOr<std::string> EncodeEvents(const SegmentEvents& events,
+absl::StatusOr<std::string> EncodeEvents(const typename Element::Bits* base, int64_t elements,
+                                         const SegmentEvents& events,
                                          const EncodeOptions& options) {
   ByteWriter record;
   for (int k = 0; k < kEventKinds; ++k) {
@@ -168,12 +231,13 @@ absl::StatusOr<std::string> EncodeEvents(const SegmentEvents& events,
     const std::vector<Event>& list = events.lists[static_cast<size_t>(k)];
     record.Varint(list.size());
     if (list.empty()) continue;
-    const ListEncoder<Element> encoder(kind, events, options);
+    const ListEncoder<Element> encoder(kind, base, elements, events, options);
     const size_t trial = std::min<size_t>(list.size(), kTrialEvents);
     std::string best;
     int best_mode = -1;
     for (uint8_t m = 0; m < kModes; ++m) {
       if (!Allows(kind, static_cast<Mode>(m), options)) continue;
+      if (IsMixed(static_cast<Mode>(m)) && best_mode >= 0 && !encoder.MixedIsQuick(list)) continue;
       auto payload = encoder.Encode(static_cast<Mode>(m), list, trial);
       if (!payload.ok()) return payload.status();
       if (best_mode >= 0 && payload->size() >= best.size()) continue;
@@ -205,7 +269,7 @@ absl::StatusOr<std::string> EncodeSegment(ElementKind kind, const void* old_elem
     const EventCounts found = events.counts();
     if (found.total() == 0) return std::string();
     counts += found;
-    return EncodeEvents<Element>(events, options);
+    return EncodeEvents<Element>(static_cast<const Bits*>(old_elements), count, events, options);
   });
 }
 

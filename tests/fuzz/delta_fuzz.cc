@@ -160,10 +160,11 @@ std::string WithChangedManifest(absl::string_view bytes, std::mt19937_64& random
 
 std::vector<std::string> Seeds() {
   std::vector<std::string> seeds;
-  for (int modes = 1; modes < 16; ++modes) {
+  for (int modes = 1; modes < 1 << kModes; ++modes) {
     if ((modes & 7) == 0) continue;
     EncodeOptions options;
     options.modes = static_cast<uint8_t>(modes);
+    options.row_elements = 100;
     seeds.push_back(std::string(1, '\0') +
                     MakeDraft(TheWorld().before, TheWorld().after, options).Bytes());
     for (uint8_t k = 0; k < kElementKinds; ++k) {

@@ -72,6 +72,20 @@ std::string Zstd(const std::string& gaps, const std::string& symbols, uint64_t g
   return out.Take();
 }
 
+// In mode 4: both non-zeros of v one ULP away from zero.
+std::string Mixed() {
+  const std::vector<uint32_t> before = {0x3f800000, 0, 0x40000000, 0x80000000},
+                              after = {0x3f800001, 0, 0x40000001, 0x80000000};
+  EventCounts counts;
+  const std::string record = EncodeSegment(ElementKind::kFloat32, before.data(), after.data(), 4,
+                                           counts, {.modes = 1 << static_cast<int>(Mode::kMixed)})
+                                 .value();
+  ByteReader reader(record);
+  (void)reader.Varint("count", 4);
+  (void)reader.Byte("mode");
+  return std::string(reader.Text("payload", record.size()).value());
+}
+
 const List kNone;
 constexpr uint32_t kOne = 0x3f800000, kTwo = 0x40000000, kHalf = 0x3f000000;
 
@@ -170,7 +184,12 @@ INSTANTIATE_TEST_SUITE_P(
                kInvalid, "element 1 has two events"},
         Attack{"AnUnknownMode",
                [] {
-                 return OnV({{1, 4, "x"}});
+                 return OnV({{1, 6, "x"}});
+               },
+               kInvalid, "mode 6 is not known"},
+        Attack{"DropsInAModeForChanges",
+               [] {
+                 return OnV({kNone, {1, 4, "x"}});
                },
                kInvalid, "mode 4 is not known"},
         Attack{"ClassesOfZeros",
@@ -230,6 +249,36 @@ INSTANTIATE_TEST_SUITE_P(
         Attack{"RangeCodeThatGoesOn",
                [] {
                  return OnV({{1, 2, std::string(100, '\0')}});
+               },
+               kInvalid, "goes on after"},
+        Attack{"MixedRowsOfNoElements",
+               [] {
+                 return OnV({{1, 4, std::string("\0\0", 2)}});
+               },
+               kInvalid, "rows of no elements"},
+        Attack{"MixedRowsAboveTheSegment",
+               [] {
+                 return OnV({{1, 5, std::string("\xff\xff\xff\x7f\0", 5)}});
+               },
+               kInvalid, "width of a row"},
+        Attack{"MixedCodeAboveItsPayload",
+               [] {
+                 return OnV({{1, 4, "\4\x64x"}});
+               },
+               kInvalid, "coded bits"},
+        Attack{"MixedCodeWithoutItsEvents",
+               [] {
+                 return OnV({{1, 4, "\4" + std::string("\0", 1)}});
+               },
+               kInvalid, "holds 0 events, announces 1"},
+        Attack{"MixedCodeOfMoreEvents",
+               [] {
+                 return OnV({{1, 4, Mixed()}});
+               },
+               kInvalid, "more events than the 1"},
+        Attack{"MixedCodeThatGoesOn",
+               [] {
+                 return OnV({{2, 4, Mixed() + "x"}});
                },
                kInvalid, "goes on after"},
         Attack{"ClassCodeWithoutItsEvents",

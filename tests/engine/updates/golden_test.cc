@@ -1,4 +1,4 @@
-// Deltas written by the first release of format 1 stay readable, in every mode, whatever the encoder
+// Deltas written since the first release of format 1 stay readable, in every mode, whatever the encoder
 // does since. The files are in tests/data/updates; README.md there says how they were made.
 #include <gtest/gtest.h>
 
@@ -58,7 +58,9 @@ TEST_P(GoldenTest, IsReadAndAppliedByteForByte) {
   ASSERT_TRUE(delta.ok()) << delta.status();
 
   ReceivePolicy policy;
-  policy.trust = TrustPolicy{{PublicKey::FromPem(Contents(kFolder + "/golden.pub")).value()}, 1};
+  policy.trust.emplace();
+  for (const char* key : {"/golden.pub", "/golden_mixed.pub"})
+    policy.trust->keys.push_back(PublicKey::FromPem(Contents(kFolder + key)).value());
   policy.model = "golden";
   policy.now_seconds = 1'800'000'000;
   const auto journal = Receive(*delta, **base, *DigestOf(**base), policy);
@@ -81,12 +83,12 @@ TEST_P(GoldenTest, IsReadAndAppliedByteForByte) {
   EXPECT_EQ(Contents(out), Contents(kFolder + "/target.safetensors"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Format1, GoldenTest,
-                         ::testing::Values(Golden{"v1_raw", 1, 0}, Golden{"v1_zstd", 2, 1},
-                                           Golden{"v1_range", 4, 2},
-                                           Golden{"v1_class_range", 12, 3},
-                                           Golden{"v1_smallest", 15, 3}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Format1, GoldenTest,
+    ::testing::Values(Golden{"v1_raw", 1, 0}, Golden{"v1_zstd", 2, 1}, Golden{"v1_range", 4, 2},
+                      Golden{"v1_class_range", 12, 3}, Golden{"v1_smallest", 15, 3},
+                      Golden{"v1_mixed", 16 + 1, 4}, Golden{"v1_mixed_repeats", 32 + 1, 5}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace espalier::updates

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <limits>
+#include <random>
 
 #include "engine/updates/bytes.h"
 #include "tests/engine/updates/random_weights.h"
@@ -50,13 +52,17 @@ class SegmentCodecTest : public ::testing::Test {
     return base;
   }
   static void ExpectRoundTrip(const Pair<Element>& pair) {
-    for (int modes = 1; modes < 16; ++modes) {
-      if ((modes & 7) == 0) continue;  // zeros have no classes, so that mode 3 alone does not do
-      const std::string record = Encode(pair, {.modes = static_cast<uint8_t>(modes)});
-      if (pair.before == pair.after) {
-        EXPECT_EQ(record, "");
-      } else {
-        EXPECT_EQ(Decode(pair.before, record), pair.after) << "modes " << modes;
+    // Each mode by itself, with raw beside those that are not for all lists; some to choose from.
+    for (const uint8_t modes : {1, 2, 4, 8 + 1, 16 + 1, 32 + 1, 4 + 8, 1 + 2 + 4 + 8, 63}) {
+      for (const int64_t row_elements : {1, 10, 100'000}) {
+        const std::string record = Encode(pair, {.modes = modes, .row_elements = row_elements});
+        if (pair.before == pair.after) {
+          EXPECT_EQ(record, "");
+        } else {
+          EXPECT_EQ(Decode(pair.before, record), pair.after)
+              << "modes " << int{modes} << ", rows of " << row_elements;
+        }
+        if (modes < 16) break;  // rows matter to mixed modes only
       }
     }
   }
@@ -153,7 +159,8 @@ TEST(SegmentCodecSizeTest, OneUlpAtOnePercentTakesLessThanTenBitsAChange) {
 TEST(SegmentCodecRecordTest, ACodedListThatWasCutIsRefused) {
   const auto pair = MakePair<BFloat16Element>(
       5000, 9, {.changes = 0.9, .drops = 0, .grows = 0, .flips = 0, .arbitrary = 0});
-  for (const Mode mode : {Mode::kRaw, Mode::kZstd, Mode::kRange, Mode::kClassRange}) {
+  for (uint8_t m = 0; m < kModes; ++m) {
+    const auto mode = static_cast<Mode>(m);
     const std::string record = SegmentCodecTest<BFloat16Element>::Encode(
         pair, {.modes = static_cast<uint8_t>(1 << static_cast<int>(mode))});
     ByteReader reader(record);
@@ -175,6 +182,57 @@ TEST(SegmentCodecRecordTest, ACodedListThatWasCutIsRefused) {
           << "mode " << static_cast<int>(mode) << ", cut by " << cut;
     }
   }
+}
+
+// Columns that never move, and rows of one size and leaning: what only a mixed mode sees.
+TEST(SegmentCodecSizeTest, RowsAndColumnsPredictChanges) {
+  auto pair = MakePair<Float32Element>(
+      40'000, 5, {.zeros = 0, .changes = 0, .drops = 0, .grows = 0, .flips = 0, .arbitrary = 0});
+  std::mt19937_64 random(6);
+  for (size_t i = 0; i < pair.before.size(); ++i) {
+    pair.before[i] = (pair.before[i] & 0x807fffff) | 0x3c000000;
+    const size_t row = i / 100, column = i % 100;
+    pair.after[i] = pair.before[i];
+    if (column % 4 == 0 || row % 4 == 0) continue;
+    const uint64_t size = 16 << (row % 2 * 4 + column % 3 * 2);
+    pair.after[i] += static_cast<uint32_t>(size + random() % size);
+  }
+  const auto bytes = [&](uint8_t modes) {
+    return SegmentCodecTest<Float32Element>::Encode(pair, {.modes = modes, .row_elements = 100})
+        .size();
+  };
+  EXPECT_LT(bytes(16), 0.9 * static_cast<double>(bytes(15)));
+  EXPECT_EQ(bytes(63), bytes(16));
+}
+
+// Adam's first step of an embedding's row: one length in units of its own, whatever each weight's is.
+TEST(SegmentCodecSizeTest, AStepOfTheLastOnesLengthTakesLessThanFourBits) {
+  auto pair = MakePair<Float32Element>(
+      40'000, 8, {.zeros = 0, .changes = 0, .drops = 0, .grows = 0, .flips = 0, .arbitrary = 0});
+  std::mt19937_64 random(9);
+  for (size_t i = 0; i < pair.before.size(); ++i) {
+    const float step = random() % 2 ? 3.7e-5f : -3.7e-5f;
+    float weight;
+    std::memcpy(&weight, &pair.before[i], sizeof(weight));
+    weight += step;
+    std::memcpy(&pair.after[i], &weight, sizeof(weight));
+  }
+  const auto record =
+      SegmentCodecTest<Float32Element>::Encode(pair, {.modes = 63, .row_elements = 100});
+  int modes[kEventKinds];
+  ASSERT_TRUE(ReadModes(record, modes).ok());
+  EXPECT_EQ(modes[0], static_cast<int>(Mode::kMixedRepeats));
+  EXPECT_LT(8.0 * static_cast<double>(record.size()) / 40'000, 4.0);
+}
+
+// One change in a hundred: asking for each non-zero would take longer than the changes do.
+TEST(SegmentCodecSizeTest, AMixedModeIsNotTakenForFewChanges) {
+  const auto pair = MakePair<Float32Element>(
+      100'000, 10, {.zeros = 0, .changes = 0.01, .drops = 0, .grows = 0, .flips = 0});
+  int modes[kEventKinds];
+  ASSERT_TRUE(
+      ReadModes(SegmentCodecTest<Float32Element>::Encode(pair, {.row_elements = 100}), modes).ok());
+  EXPECT_LT(modes[0], static_cast<int>(Mode::kMixed));
 }
 
 TEST(SegmentCodecSizeTest, AFewEventsAreNotChargedForModels) {
