@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -74,6 +75,9 @@ class WordEncoder {
   int held_ = 0;
 };
 
+// Its words of raw bits are read as they lie in memory.
+static_assert(std::endian::native == std::endian::little);
+
 class WordDecoder {
  public:
   WordDecoder(absl::string_view coded, absl::string_view raw)
@@ -94,13 +98,23 @@ class WordDecoder {
     return static_cast<uint32_t>(mask);
   }
   uint32_t Raw(uint32_t /*value*/, int count) {
-    while (held_ < count) {
-      if (raw_ != raw_end_) {
-        pending_ |= uint64_t{*raw_++} << held_;
-      } else {
-        raw_overrun_ = true;
+    if (raw_end_ - raw_ >= 8) {
+      // Without a branch on how much is held: whole bytes up to 56 bits or more; those of the next one
+      // that come with them are the same when they come again.
+      uint64_t next;
+      std::memcpy(&next, raw_, sizeof(next));
+      pending_ |= next << held_;
+      raw_ += (63 - held_) >> 3;
+      held_ |= 56;
+    } else {
+      pending_ &= (uint64_t{1} << held_) - 1;
+      for (; held_ < count; held_ += 8) {
+        if (raw_ != raw_end_) {
+          pending_ |= uint64_t{*raw_++} << held_;
+        } else {
+          raw_overrun_ = true;
+        }
       }
-      held_ += 8;
     }
     const auto value = static_cast<uint32_t>(pending_ & ((uint64_t{1} << count) - 1));
     pending_ >>= count;
@@ -110,7 +124,7 @@ class WordDecoder {
   // Everything was read: of the coded bytes no more than the encoder had cut off, of the others all and
   // the last one's rest is zeros.
   bool finished() const {
-    return coded_ == coded_end_ && raw_ == raw_end_ && pending_ == 0 && !overrun();
+    return coded_ == coded_end_ && raw_ == raw_end_ && held_ < 8 && pending_ == 0 && !overrun();
   }
   bool overrun() const { return coded_overrun_ > 8 || raw_overrun_; }
 
