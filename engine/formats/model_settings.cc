@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "engine/formats/names.h"
+#include "engine/tensor/device.h"
 
 namespace espalier::formats {
 namespace {
@@ -34,17 +35,18 @@ absl::Status ReadChoice(const inference::ModelConfig& config, const char* key,
       absl::StrCat("parameter '", key, "' is ", Quoted(text), ", expected one of ", good));
 }
 
-absl::Status ReadCount(const inference::ModelConfig& config, const char* key, int64_t highest,
-                       int64_t& value) {
+template <typename T>
+absl::Status ReadCount(const inference::ModelConfig& config, const char* key, int64_t lowest,
+                       int64_t highest, T& value) {
   const auto parameter = config.parameters().find(key);
   if (parameter == config.parameters().end()) return absl::OkStatus();
   const std::string& text = parameter->second.string_value();
   int64_t read = 0;
-  if (!absl::SimpleAtoi(text, &read) || read < 0 || read > highest) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("parameter '", key, "' is ", Quoted(text), ", expected 0 to ", highest));
+  if (!absl::SimpleAtoi(text, &read) || read < lowest || read > highest) {
+    return absl::InvalidArgumentError(absl::StrCat("parameter '", key, "' is ", Quoted(text),
+                                                   ", expected ", lowest, " to ", highest));
   }
-  value = read;
+  value = static_cast<T>(read);
   return absl::OkStatus();
 }
 
@@ -68,7 +70,8 @@ absl::StatusOr<ModelSettings> ReadModelSettings(const inference::ModelConfig& co
         ReadChoice(config, "flush_subnormals", booleans, settings.flush_subnormals),
         ReadChoice<bool>(config, "allowed_batch_sizes", {{"any", false}, {"preferred", true}},
                          settings.pads_to_preferred),
-        ReadCount(config, "execute_delay_ms", kMaxExecuteDelayMillis,
+        ReadCount(config, "threads", 1, AvailableCpus(), settings.threads),
+        ReadCount(config, "execute_delay_ms", 0, kMaxExecuteDelayMillis,
                   settings.execute_delay_millis)}) {
     if (!status.ok()) return status;
   }

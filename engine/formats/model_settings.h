@@ -9,6 +9,8 @@
 //   allowed_batch_sizes  any (default), preferred            preferred: only batches of a preferred_batch_size are
 //                                                            executed, filled up with zeros; larger requests are
 //                                                            refused
+//   threads           1 to the number of CPUs                every instance on the CPU computes with that many threads of
+//                                                            its own; left out: all share those of --threads
 //   execute_delay_ms  0 (default) to 600000                  every execution takes that much longer: for tests of
 //                                                            clients and of queues, under the name that Triton's
 //                                                            test backends gave it; warned about at load
@@ -31,6 +33,7 @@ struct ModelSettings {
   bool deterministic = false;
   bool flush_subnormals = false;
   bool pads_to_preferred = false;
+  int threads = 0;  // of an instance; 0: shared
   int64_t execute_delay_millis = 0;
 };
 

@@ -66,7 +66,8 @@ absl::StatusOr<std::unique_ptr<ExecutorState>> Executor::NewState() const {
       }
     }
   }
-  state->context_ = device_.MakeContext();
+  state->device_ = device_.ForOneInstance();
+  state->context_ = (state->device_ == nullptr ? device_ : *state->device_).MakeContext();
   return state;
 }
 

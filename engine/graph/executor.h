@@ -29,6 +29,7 @@ class ExecutorState {
   std::vector<Buffer> inputs_, outputs_;
   Buffer arena_, scratch_;
   std::vector<void*> values_;
+  std::unique_ptr<Device> device_;  // where the instance's threads are its own
   kernels::KernelContext context_;
 };
 

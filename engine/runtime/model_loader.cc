@@ -61,7 +61,8 @@ class FileModelLoader final : public ModelLoader {
  public:
   FileModelLoader(const Devices& devices, std::string plan_cache_dir)
       : devices_(devices), plan_cache_dir_(std::move(plan_cache_dir)) {
-    StartWorkers(*devices.cpu);
+    const bool all = devices.instance_cpus.size() > static_cast<size_t>(devices.cpu->threads());
+    StartWorkers(all ? *devices.instance_cpus.back() : *devices.cpu);
   }
 
   absl::StatusOr<inference::ModelConfig> ReadConfig(const std::string& directory) override {
@@ -104,6 +105,9 @@ class FileModelLoader final : public ModelLoader {
     if (!config.ok()) {
       return InFile(config.status(), has_config ? config_path : "completed from " + model_path);
     }
+    if (settings->threads > 0 && !placement->gpus.empty()) {
+      warnings.push_back("parameters.threads: instances run on a GPU");
+    }
     for (const std::string& warning : warnings) {
       LogEvent(spdlog::level::warn, "config setting without effect",
                {{"model", job.model}, {"version", job.version}, {"setting", warning}});
@@ -121,7 +125,8 @@ class FileModelLoader final : public ModelLoader {
         plan_cache_dir_.empty() ? std::string(planner::kPlansInMemory) : plan_cache_dir_;
     options.measure_budget_millis = job.measure_budget_millis;
     options.measure_peak = true;
-    auto model = Prepare(*std::move(graph), read, *placement, options);
+    auto model =
+        Prepare(*std::move(graph), read, *placement, devices_.CpuWith(settings->threads), options);
     if (!model.ok()) return model.status();
     return LoadedModel{*std::move(config), *std::move(model), *std::move(labels)};
   }
@@ -131,9 +136,9 @@ class FileModelLoader final : public ModelLoader {
   using Prepared = absl::StatusOr<std::unique_ptr<planner::PreparedModel>>;
 
   Prepared Prepare(formats::ModelGraph graph, const Read& read, const Placement& placement,
-                   const planner::PrepareOptions& options) const {
+                   const Device& cpu, const planner::PrepareOptions& options) const {
     if (placement.gpus.empty()) {
-      return planner::PreparedModel::Prepare(std::move(graph), *devices_.cpu, options);
+      return planner::PreparedModel::Prepare(std::move(graph), cpu, options);
     }
     Prepared model = PrepareOnGpus(std::move(graph), read, placement, options);
     const bool cpu_will_do = !placement.demands_gpu &&
@@ -144,7 +149,7 @@ class FileModelLoader final : public ModelLoader {
              {{"reason", model.status().message()}});
     auto again = read();  // preparing consumed the first one
     if (!again.ok()) return again.status();
-    return planner::PreparedModel::Prepare(*std::move(again), *devices_.cpu, options);
+    return planner::PreparedModel::Prepare(*std::move(again), cpu, options);
   }
 
   // A copy of the weights on each GPU that has an instance.

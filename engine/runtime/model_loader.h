@@ -44,7 +44,8 @@ class ModelLoader {
 // Reads `<directory>/<version>/<default_model_filename or model.onnx>` and prepares it where its
 // config wants it (placement.h). A model that a GPU has no kernel for runs on the CPU, with a line in
 // the log, unless its config demands a GPU or a precision that only a GPU has. The devices outlive
-// the loader and its models; the CPU's workers are started here, see thread_priority.h.
+// the loader and its models; the CPU's workers are started here, as many as any model's
+// instances may use, see thread_priority.h.
 // `plan_cache_dir` may be empty.
 std::unique_ptr<ModelLoader> MakeFileModelLoader(const Devices& devices,
                                                  std::string plan_cache_dir);

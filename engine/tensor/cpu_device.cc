@@ -36,8 +36,11 @@ std::string CpuModelName() {
 
 class CpuDevice final : public Device {
  public:
-  explicit CpuDevice(int threads)
+  enum class Threads { kShared, kOfInstance };
+
+  CpuDevice(int threads, Threads whose)
       : threads_(threads),
+        whose_(whose),
         description_(absl::StrCat("cpu ", CpuModelName(), ", ", threads, " threads")),
         arena_(threads) {}
 
@@ -48,6 +51,11 @@ class CpuDevice final : public Device {
   }
   bool Runs(const kernels::LinearVariant& variant) const override {
     return variant.arch == kernels::Arch::kCpu;
+  }
+
+  std::unique_ptr<Device> ForOneInstance() const override {
+    if (whose_ == Threads::kShared) return nullptr;
+    return std::make_unique<CpuDevice>(threads_, Threads::kShared);
   }
 
   kernels::KernelContext MakeContext() const override {
@@ -63,6 +71,7 @@ class CpuDevice final : public Device {
 
  private:
   const int threads_;
+  const Threads whose_;
   const std::string description_;
   mutable tbb::task_arena arena_;  // its workers are shared by every context of this device
 };
@@ -78,7 +87,12 @@ int AvailableCpus() {
 }
 
 std::unique_ptr<Device> MakeCpuDevice(int threads) {
-  return std::make_unique<CpuDevice>(threads > 0 ? threads : AvailableCpus());
+  return std::make_unique<CpuDevice>(threads > 0 ? threads : AvailableCpus(),
+                                     CpuDevice::Threads::kShared);
+}
+
+std::unique_ptr<Device> MakeCpuDeviceOfInstances(int threads) {
+  return std::make_unique<CpuDevice>(threads, CpuDevice::Threads::kOfInstance);
 }
 
 }  // namespace espalier

@@ -22,6 +22,15 @@ std::string FindModule() {
   return kModuleFile;
 }
 
+Devices OpenCpu(int threads) {
+  Devices devices;
+  devices.cpu = MakeCpuDevice(threads);
+  for (int n = 1; n <= AvailableCpus(); ++n) {
+    devices.instance_cpus.push_back(MakeCpuDeviceOfInstances(n));
+  }
+  return devices;
+}
+
 absl::StatusOr<Devices> WithoutGpu(Devices devices, DeviceMode mode, std::string why) {
   devices.why_no_gpu = std::move(why);
   if (mode == DeviceMode::kCuda) return absl::FailedPreconditionError(devices.why_no_gpu);
@@ -38,8 +47,7 @@ std::string Devices::Description() const {
 
 absl::StatusOr<Devices> OpenDevices(DeviceOptions options) {
   if (options.mode == DeviceMode::kCpu) {
-    Devices devices;
-    devices.cpu = MakeCpuDevice(options.threads);
+    Devices devices = OpenCpu(options.threads);
     devices.why_no_gpu = "the server was started for the CPU only";
     return devices;
   }
@@ -52,15 +60,13 @@ absl::StatusOr<Devices> OpenDevices(DeviceOptions options) {
     if (module != nullptr) return OpenDevices(std::move(options), *module);
     error = absl::StrCat("no CUDA module: ", error);
   }
-  Devices devices;
-  devices.cpu = MakeCpuDevice(options.threads);
+  Devices devices = OpenCpu(options.threads);
   return WithoutGpu(std::move(devices), options.mode, error);
 }
 
 absl::StatusOr<Devices> OpenDevices(DeviceOptions options,
                                     const kernels::cuda::CudaModule& module) {
-  Devices devices;
-  devices.cpu = MakeCpuDevice(options.threads);
+  Devices devices = OpenCpu(options.threads);
   int count = 0;
   if (const auto status = module.device_count(&count); !status.ok() || count == 0) {
     return WithoutGpu(

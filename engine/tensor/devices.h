@@ -15,9 +15,14 @@ namespace espalier {
 
 struct Devices {
   std::unique_ptr<Device> cpu;
-  std::vector<std::unique_ptr<CudaDevice>> gpus;  // by index
-  std::string why_no_gpu;                         // not empty when there is none
+  std::vector<std::unique_ptr<Device>> instance_cpus;  // [n − 1]: with n threads for every instance
+  std::vector<std::unique_ptr<CudaDevice>> gpus;       // by index
+  std::string why_no_gpu;                              // not empty when there is none
 
+  // The CPU for a model whose instances have `threads` threads each, up to AvailableCpus(); 0: they share those of `cpu`.
+  const Device& CpuWith(int threads) const {
+    return threads == 0 ? *cpu : *instance_cpus[threads - 1];
+  }
   // "cuda NVIDIA H200, …" (with "2 x " for two), or the CPU's.
   std::string Description() const;
 };

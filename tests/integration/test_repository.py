@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import os
+
 import espalier
 import grpc
 import harness
@@ -78,6 +81,10 @@ BAD_CONFIGS = {
         'parameters { key: "weight_memory" value { string_value: "tiny" } }',
         "smallest, balanced, fastest",
     ),
+    "no_threads": (
+        'parameters { key: "threads" value { string_value: "0" } }',
+        "parameter 'threads' is '0', expected 1 to ",
+    ),
     "precision_that_is_not_there": (
         'parameters { key: "precision" value { string_value: "bf16" } }',
         "precision 'bf16' is not available on the CPU: expected fp32 (or leave it out)",
@@ -126,6 +133,32 @@ def test_a_bad_model_is_refused_with_a_reason(index, name):
         client.infer(name, {"x": np.zeros((1, 4), np.float32)})
     assert error.value.code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE)
     assert error.value.message
+
+
+def test_instances_with_threads_of_their_own_answer_like_those_that_share(repository):
+    """One thread each on a server of one, and as many as there are: both planned for just that."""
+    images = np.random.default_rng(1).random((64, 784), np.float32)
+    cpus = len(os.sched_getaffinity(0))
+    models = {"shared": {"1": GOOD}}
+    for threads in {1, cpus}:
+        config = (
+            "max_batch_size: 4 instance_group { count: 2 kind: KIND_CPU }"
+            f' parameters {{ key: "threads" value {{ string_value: "{threads}" }} }}'
+        )
+        models[f"own{threads}"] = {"1": GOOD, "config.pbtxt": config}
+    with (
+        harness.Espalierd(repository(**models), "--threads=1", "--device=cpu") as server,
+        espalier.Client(server.url) as client,
+        concurrent.futures.ThreadPoolExecutor(8) as pool,
+    ):
+        expected = client.infer("shared", images).output
+        for threads in {1, cpus}:
+            name = f"own{threads}"
+            device = client.model_config(name).parameters["device"].string_value
+            assert device.endswith(f", {threads} threads")
+            futures = [pool.submit(client.infer, name, images[i : i + 1]) for i in range(64)]
+            answers = np.concatenate([future.result().output for future in futures])
+            np.testing.assert_allclose(answers, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", BAD_CONFIGS)

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/formats/model_settings.h"
+#include "engine/tensor/device.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/formats/onnx_builder.h"
@@ -338,6 +339,7 @@ TEST(ModelSettingsTest, DefaultsHoldWithoutParameters) {
   EXPECT_FALSE(settings->flush_subnormals);
   EXPECT_EQ(settings->execute_delay_millis, 0);
   EXPECT_FALSE(settings->pads_to_preferred);
+  EXPECT_EQ(settings->threads, 0);
 }
 
 TEST(ModelSettingsTest, EveryValueIsRead) {
@@ -353,6 +355,9 @@ TEST(ModelSettingsTest, EveryValueIsRead) {
   EXPECT_TRUE(
       ReadModelSettings(WithParameter("allowed_batch_sizes", "preferred"))->pads_to_preferred);
   EXPECT_EQ(ReadModelSettings(WithParameter("execute_delay_ms", "25"))->execute_delay_millis, 25);
+  for (const int threads : {1, AvailableCpus()}) {
+    EXPECT_EQ(ReadModelSettings(WithParameter("threads", absl::StrCat(threads)))->threads, threads);
+  }
 }
 
 TEST(ModelSettingsTest, ABadValueListsTheGoodOnesAndStopsTheLoad) {
@@ -367,6 +372,13 @@ TEST(ModelSettingsTest, ABadValueListsTheGoodOnesAndStopsTheLoad) {
         ReadModelSettings(WithParameter("execute_delay_ms", bad)).status(),
         StatusCode::kInvalidArgument,
         {absl::StrCat("parameter 'execute_delay_ms' is '", bad, "', expected 0 to 600000")});
+  }
+  const std::vector<std::string> bad_threads = {"0", "-1", "", "two",
+                                                absl::StrCat(AvailableCpus() + 1)};
+  for (const std::string& bad : bad_threads) {
+    ExpectRefused(
+        ReadModelSettings(WithParameter("threads", bad)).status(), StatusCode::kInvalidArgument,
+        {absl::StrCat("parameter 'threads' is '", bad, "', expected 1 to ", AvailableCpus())});
   }
   ExpectRefused(ReadModelSettings(WithParameter("deterministic", "1")).status(),
                 StatusCode::kInvalidArgument, {"expected one of true, false"});

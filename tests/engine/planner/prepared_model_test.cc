@@ -320,6 +320,17 @@ TEST_F(PlanCacheUseTest, ASecondStartMeasuresNothingAndChoosesTheSame) {
   }
 }
 
+TEST_F(PlanCacheUseTest, WhatWasMeasuredWithOtherThreadsIsMeasuredAgain) {
+  const auto one = MakeCpuDeviceOfInstances(1), two = MakeCpuDeviceOfInstances(2);
+  const auto source = [&](const Device& device) {
+    return MustPrepare(MakeMlp({64, 64}, Pattern::kBlocks, 0.2), options_, device)->plan().source;
+  };
+  EXPECT_EQ(source(*one), "measured");
+  EXPECT_EQ(source(*two), "measured");
+  EXPECT_EQ(source(*one), "cache");
+  EXPECT_EQ(source(*two), "cache");
+}
+
 TEST_F(PlanCacheUseTest, EqualLayersAreMeasuredOnce) {
   formats::ModelGraph graph = MakeGraph({kBatch, 64});
   graph.initializers.emplace("w1", PatternWeight(Pattern::kBlocks, 64, 64, 0.2, 1));

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <set>
 
+#include "absl/strings/str_cat.h"
 #include "engine/runtime/model_loader.h"
 #include "gmock/gmock.h"
 #include "google/protobuf/text_format.h"
@@ -13,6 +14,7 @@ namespace espalier::runtime {
 namespace {
 
 using espalier::testing::FakeCuda;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -69,6 +71,22 @@ TEST_F(GpuLoaderTest, WhatNoGpuKernelRunsGoesToTheCpuUnlessAGpuIsDemanded) {
   const auto refused = Load(deterministic + "instance_group { kind: KIND_GPU }", 1, "mnist_dense");
   EXPECT_TRUE(absl::IsUnimplemented(refused.status())) << refused.status();
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("batch-invariant"));
+}
+
+TEST_F(GpuLoaderTest, AnInstanceOnTheCpuIsPlannedForItsOwnThreads) {
+  for (const int threads : {1, AvailableCpus()}) {
+    const auto loaded = Load(
+        absl::StrCat(R"(parameters { key: "threads" value { string_value: ")", threads, "\" } }"),
+        0);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_THAT(loaded->model->plan().device, EndsWith(absl::StrCat(", ", threads, " threads")));
+  }
+  EXPECT_THAT(Load("", 0)->model->plan().device, EndsWith(", 1 threads")) << "those of the server";
+  const auto refused =
+      Load(R"(parameters { key: "threads" value { string_value: "0" } })", 0).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("config.pbtxt: parameter 'threads' is '0', expected 1 to "));
 }
 
 TEST_F(GpuLoaderTest, InstancesRunOnTheGpusThatTheConfigNames) {

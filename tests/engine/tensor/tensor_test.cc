@@ -85,5 +85,17 @@ TEST(CpuDeviceTest, ParallelForVisitsEveryIndexOnce) {
   for (auto& count : visits) EXPECT_EQ(count, 1);
 }
 
+TEST(CpuDeviceTest, InstancesShareThreadsUnlessEachHasItsOwn) {
+  EXPECT_EQ(MakeCpuDevice(2)->ForOneInstance(), nullptr);
+  auto device = MakeCpuDeviceOfInstances(2);
+  const auto one = device->ForOneInstance(), other = device->ForOneInstance();
+  EXPECT_EQ(one->threads(), 2);
+  EXPECT_EQ(one->Description(), device->Description());
+  EXPECT_EQ(one->MakeContext().threads, 2);
+  EXPECT_NE(one->MakeContext().pool, other->MakeContext().pool);
+  EXPECT_NE(one->MakeContext().pool, device->MakeContext().pool);
+  EXPECT_EQ(one->ForOneInstance(), nullptr);
+}
+
 }  // namespace
 }  // namespace espalier
