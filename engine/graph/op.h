@@ -49,7 +49,7 @@ struct Step {
   std::string op_type;
   std::vector<int> inputs;  // values
   int output = -1;
-  std::unique_ptr<Op> op;
+  std::shared_ptr<Op> op;  // shared by the clones of a program
 
   template <typename T>
   const T* In(const RunContext& context, int i) const {

@@ -11,6 +11,18 @@ size_t BytesOf(const Value& value, int64_t batch) {
   return static_cast<size_t>(stored) * SizeOf(value.storage);
 }
 
+absl::StatusOr<Program> CloneOf(const Program& program) {
+  Program clone = program;
+  for (const auto& [name, initializer] : program.initializers) {
+    for (const Initializer::Use& use : initializer.values) {
+      auto constant = program.values[use.index].constant->Clone();
+      if (!constant.ok()) return constant.status();
+      clone.values[use.index].constant = std::make_shared<const Tensor>(*std::move(constant));
+    }
+  }
+  return clone;
+}
+
 std::string Listing(const Program& program) {
   std::string text;
   for (const Step& step : program.steps) {

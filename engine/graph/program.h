@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "engine/formats/model_graph.h"
 #include "engine/graph/op.h"
 #include "engine/tensor/tensor.h"
@@ -75,6 +76,10 @@ struct Program {
 constexpr DType StorageOf(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16 ? DType::kFloat32 : dtype;
 }
+
+// The same program over constants of its own, as far as initializers went into them element by element; what nothing
+// can change is shared. ResourceExhausted without memory.
+absl::StatusOr<Program> CloneOf(const Program& program);
 
 // One line a step: "fc1 (Gemm): linear 784 -> 512 + bias + relu : v0 -> v3".
 std::string Listing(const Program& program);

@@ -264,6 +264,24 @@ size_t PlannedModel::weight_bytes() const {
   return bytes;
 }
 
+absl::StatusOr<PlannedModel> PlannedModel::Clone() const {
+  PlannedModel clone = {plan, buckets, layers, {}};
+  std::map<const ResidentWeight*, ResidentWeight*> clone_of;
+  for (const PlannedWeight& weight : weights) {
+    PlannedWeight& own = clone.weights.emplace_back(PlannedWeight{weight.form, {}});
+    for (const auto& copy : weight.copies) {
+      auto cloned = copy->Clone();
+      if (!cloned.ok()) return cloned.status();
+      clone_of[copy.get()] = cloned->get();
+      own.copies.push_back(*std::move(cloned));
+    }
+  }
+  for (auto& bucket : clone.layers) {
+    for (PlannedLayer& layer : bucket) layer.weight = clone_of.at(layer.weight);
+  }
+  return clone;
+}
+
 absl::StatusOr<PlannedModel> PlanModel(graph::Program& program, const Device& device,
                                        const PrepareOptions& options, DType compute) {
   return ModelPlanner(program, device, options, compute).Run();

@@ -36,6 +36,8 @@ struct PlannedModel {
   // As of now: a weight that is rebuilt has another view.
   std::vector<std::vector<graph::LinearBinding>> Bindings() const;
   size_t weight_bytes() const;
+  // With resident weights of its own; errors as ResidentWeight::Clone.
+  absl::StatusOr<PlannedModel> Clone() const;
 };
 
 // The powers of two up to `max_batch_size`, and it; {1} when that is 0.

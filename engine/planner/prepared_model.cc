@@ -19,13 +19,26 @@ class Model final : public ExecutorModel<graph::Executor, graph::ExecutorState> 
   absl::Status Plan() {
     auto planned = PlanModel(program_, device_, options_);
     if (!planned.ok()) return planned.status();
-    Keep(*std::move(planned));
-    executor_ =
-        std::make_unique<graph::Executor>(program_, device_, planned_.buckets, planned_.Bindings());
+    Bind(*std::move(planned));
     return absl::OkStatus();
   }
 
+  absl::StatusOr<std::unique_ptr<PreparedModel>> Clone() const override {
+    auto program = graph::CloneOf(program_);
+    if (!program.ok()) return program.status();
+    auto planned = planned_.Clone();
+    if (!planned.ok()) return planned.status();
+    auto clone = std::make_unique<Model>(*std::move(program), device_, options_);
+    clone->Bind(*std::move(planned));
+    return clone;
+  }
+
  private:
+  void Bind(PlannedModel planned) {
+    Keep(std::move(planned));
+    executor_ =
+        std::make_unique<graph::Executor>(program_, device_, planned_.buckets, planned_.Bindings());
+  }
   void* ConstantMemory(int value) const override {
     return const_cast<void*>(program_.values[value].constant->data());  // the program is ours
   }

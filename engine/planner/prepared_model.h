@@ -93,6 +93,12 @@ class PreparedModel {
   // in deterministic mode.
   virtual absl::Status Run(ExecutionState& state, int64_t batch) const = 0;
 
+  // The same model with weights of its own, for Edit: without the file, and without room for more than it takes.
+  // Nothing edits this one meanwhile; it may run. ResourceExhausted without memory, Unimplemented on a GPU.
+  virtual absl::StatusOr<std::unique_ptr<PreparedModel>> Clone() const {
+    return absl::UnimplementedError("this model cannot be cloned");
+  }
+
   // Brings the weights to what `after` says, `edits` being all that differs: in place where the
   // layout has room for it, else by building that one weight anew from `after`. Nothing runs on the
   // model meanwhile; its states stay valid. FailedPrecondition when an element that is replaced is not

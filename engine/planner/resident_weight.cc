@@ -20,6 +20,18 @@ absl::StatusOr<std::unique_ptr<ResidentWeight>> ResidentWeight::Create(
   return resident;
 }
 
+absl::StatusOr<std::unique_ptr<ResidentWeight>> ResidentWeight::Clone() const {
+  if (device_ != nullptr) return absl::UnimplementedError("a weight on a GPU is not cloned");
+  std::unique_ptr<ResidentWeight> clone(new ResidentWeight(spec_, variant_, nullptr));
+  auto weight = weight_.Clone();
+  if (!weight.ok()) return weight.status();
+  clone->weight_ = *std::move(weight);
+  auto packed = packed_.Clone();
+  if (!packed.ok()) return packed.status();
+  clone->packed_ = *std::move(packed);
+  return clone;
+}
+
 absl::Status ResidentWeight::Rebuild(const TensorView& dense) {
   // What was there makes room first.
   on_device_ = CudaHandle();

@@ -219,6 +219,23 @@ absl::StatusOr<SparseWeight> SparseWeight::FromDense(const TensorView& dense,
   });
 }
 
+absl::StatusOr<SparseWeight> SparseWeight::Clone() const {
+  auto values = values_.Clone();
+  if (!values.ok()) return values.status();
+  SparseWeight copy;
+  copy.dtype_ = dtype_;
+  copy.spec_ = spec_;
+  copy.out_ = out_;
+  copy.in_ = in_;
+  copy.count_ = count_;
+  copy.row_ptr_ = row_ptr_;
+  copy.col_idx_ = col_idx_;
+  copy.offsets_ = offsets_;
+  copy.col_idx16_ = col_idx16_;
+  copy.values_ = *std::move(values);
+  return copy;
+}
+
 absl::StatusOr<Tensor> SparseWeight::ToDense() const {
   if (released()) return ReleasedError();
   auto dense = Tensor::Allocate(dtype_, {out_, in_});

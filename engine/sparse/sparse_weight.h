@@ -29,6 +29,9 @@ class SparseWeight {
   // fit int32 or memory is short.
   static absl::StatusOr<SparseWeight> FromDense(const TensorView& dense, const LayoutSpec& spec);
 
+  // The same, stored element for stored element. ResourceExhausted without memory.
+  absl::StatusOr<SparseWeight> Clone() const;
+
   // The dense [out, in] tensor, same dtype. FailedPrecondition after ReleaseValues.
   absl::StatusOr<Tensor> ToDense() const;
 

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <cstdlib>
+#include <cstring>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -46,6 +47,12 @@ absl::StatusOr<Buffer> Buffer::Allocate(size_t bytes) {
   buffer.data_ = {static_cast<std::byte*>(p), Free{mapped}};
   buffer.size_ = bytes;
   return buffer;
+}
+
+absl::StatusOr<Buffer> Buffer::Clone() const {
+  auto copy = Allocate(size_);
+  if (copy.ok() && size_ > 0) std::memcpy(copy->data(), data(), size_);
+  return copy;
 }
 
 }  // namespace espalier

@@ -31,6 +31,8 @@ class Buffer {
   }
   // Uninitialised memory. ResourceExhausted, with the size, when the system has none. 0 bytes gives an empty buffer.
   static absl::StatusOr<Buffer> Allocate(size_t bytes);
+  // The same bytes in memory of their own; errors as Allocate.
+  absl::StatusOr<Buffer> Clone() const;
 
   std::byte* data() { return data_.get(); }
   const std::byte* data() const { return data_.get(); }

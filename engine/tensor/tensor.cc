@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -149,6 +150,17 @@ absl::StatusOr<Tensor> Tensor::Allocate(DType dtype, absl::Span<const int64_t> s
   tensor.elements_ = *elements;
   tensor.buffer_ = *std::move(buffer);
   return tensor;
+}
+
+absl::StatusOr<Tensor> Tensor::Clone() const {
+  auto buffer = buffer_.Clone();
+  if (!buffer.ok()) return buffer.status();
+  Tensor copy;
+  copy.dtype_ = dtype_;
+  copy.shape_ = shape_;
+  copy.elements_ = elements_;
+  copy.buffer_ = *std::move(buffer);
+  return copy;
 }
 
 void ConvertElements(const void* from, DType from_dtype, void* to, DType to_dtype, int64_t count) {

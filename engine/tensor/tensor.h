@@ -26,6 +26,8 @@ class Tensor {
   Tensor() = default;
   // Uninitialised elements. InvalidArgument for a bad shape or kBytes, ResourceExhausted without memory.
   static absl::StatusOr<Tensor> Allocate(DType dtype, absl::Span<const int64_t> shape);
+  // ResourceExhausted without memory.
+  absl::StatusOr<Tensor> Clone() const;
 
   DType dtype() const { return dtype_; }
   const Shape& shape() const { return shape_; }

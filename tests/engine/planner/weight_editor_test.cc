@@ -99,6 +99,8 @@ class WeightEditorTest : public ::testing::Test {
     auto model = Prepare(build(), options, device);
     auto state = *model->NewState();
     const std::string before = Answers(*model, *state);
+    auto clone = model->Clone();
+    EXPECT_EQ(clone.ok(), device.AsCudaOrNull() == nullptr) << clone.status();
     if (absl::Status status = model->Edit(changes.edits(), GraphWeights(after)); !status.ok())
       return status;
     auto fresh = Prepare(Changed(build,
@@ -112,6 +114,12 @@ class WeightEditorTest : public ::testing::Test {
     EXPECT_EQ(Answers(*model, *state), expected) << "a state from before";
     EXPECT_EQ(Answers(*model, **model->NewState()), expected) << "a new state";
     EXPECT_EQ(model->weight_bytes(), fresh->weight_bytes());
+    if (!clone.ok()) return absl::OkStatus();
+    auto clone_state = *(*clone)->NewState();
+    EXPECT_EQ(Answers(**clone, *clone_state), before) << "a clone has weights of its own";
+    EXPECT_TRUE((*clone)->Edit(changes.edits(), GraphWeights(after)).ok());
+    EXPECT_EQ(Answers(**clone, *clone_state), expected) << "and is edited as the original is";
+    EXPECT_EQ((*clone)->weight_bytes(), model->weight_bytes());
     return absl::OkStatus();
   }
 
