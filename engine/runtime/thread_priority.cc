@@ -26,6 +26,17 @@ timespec TimespecOf(std::chrono::nanoseconds time) {
   return {.tv_sec = time.count() / 1'000'000'000, .tv_nsec = time.count() % 1'000'000'000};
 }
 
+// Of the calling thread, for its signal handler; whether its turns are timed.
+thread_local timer_t turn_timer = {};
+thread_local volatile std::sig_atomic_t timed = 0;
+
+// The next turn. A timer that ran on while the thread is aside would end a turn before it begins: on a machine
+// where it takes longer than kTurn to get a processor again the thread would never come back from its handler.
+void BeginTurn() {
+  const itimerspec times = {.it_interval = {}, .it_value = TimespecOf(BackgroundWork::kTurn)};
+  timer_settime(turn_timer, 0, &times, nullptr);
+}
+
 // The signal handler: only calls that are safe in one.
 void StepAside(int) {
   const int error = errno;
@@ -36,6 +47,7 @@ void StepAside(int) {
   } else {
     sched_yield();
   }
+  if (timed != 0) BeginTurn();
   errno = error;
 }
 
@@ -60,7 +72,7 @@ class TurnTimer {
   TurnTimer(const TurnTimer&) = delete;
   TurnTimer& operator=(const TurnTimer&) = delete;
   ~TurnTimer() {
-    if (made_) timer_delete(timer_);
+    if (made_) timer_delete(turn_timer);
   }
 
   void Make() {
@@ -70,19 +82,23 @@ class TurnTimer {
     event.sigev_signo = SIGURG;
     event._sigev_un._tid =
         static_cast<pid_t>(syscall(SYS_gettid));  // glibc 2.36 has no name for it
-    made_ = timer_create(CLOCK_MONOTONIC, &event, &timer_) == 0;
+    made_ = timer_create(CLOCK_MONOTONIC, &event, &turn_timer) == 0;
   }
 
-  // Every `turn` from now on; zero: never.
-  void Set(std::chrono::nanoseconds turn) {
+  void Start() {
     if (!made_) return;
-    const itimerspec times = {.it_interval = TimespecOf(turn), .it_value = TimespecOf(turn)};
-    timer_settime(timer_, 0, &times, nullptr);
+    timed = 1;
+    BeginTurn();
+  }
+  void Stop() {
+    if (!made_) return;
+    timed = 0;
+    const itimerspec never = {};
+    timer_settime(turn_timer, 0, &never, nullptr);
   }
 
  private:
   bool made_ = false;
-  timer_t timer_ = {};
 };
 
 thread_local TurnTimer turns;
@@ -100,8 +116,8 @@ void NoteRequest(int64_t nanos) {
     last_request_nanos.store(nanos, std::memory_order_relaxed);
 }
 
-BackgroundWork::BackgroundWork() { turns.Set(kTurn); }
+BackgroundWork::BackgroundWork() { turns.Start(); }
 
-BackgroundWork::~BackgroundWork() { turns.Set({}); }
+BackgroundWork::~BackgroundWork() { turns.Stop(); }
 
 }  // namespace espalier::runtime

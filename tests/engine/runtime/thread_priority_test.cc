@@ -1,12 +1,15 @@
 // Background threads step aside while requests come, and nothing else about them changes.
 #include "engine/runtime/thread_priority.h"
 
+#include <sched.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <ctime>
 #include <functional>
 #include <thread>
+#include <vector>
 
 #include "engine/runtime/statistics.h"
 #include "gtest/gtest.h"
@@ -43,6 +46,34 @@ TEST(ThreadPriorityTest, NapsWhileRequestsCome) {
     }
   });
   EXPECT_GE(pauses, 5);
+}
+
+// A processor that comes back later than the next turn would have begun.
+TEST(ThreadPriorityTest, ComesToItsEndOnAProcessorThatIsBusyForGood) {
+  cpu_set_t before, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
+  CPU_ZERO(&one);
+  for (int cpu = 0; CPU_COUNT(&one) == 0; ++cpu) {
+    if (CPU_ISSET(cpu, &before)) CPU_SET(cpu, &one);
+  }
+  ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);  // of this thread, and of those it makes
+  std::atomic<bool> done{false};
+  std::vector<std::thread> busy;
+  for (int i = 0; i < 8; ++i) {
+    busy.emplace_back([&] {
+      while (!done) {
+      }
+    });
+  }
+  const int64_t began = NowNanos();
+  volatile int64_t steps = 0;
+  InBackground([&] {
+    while (steps < 1'000'000 && NowNanos() - began < 30'000'000'000) steps = steps + 1;
+  });
+  done = true;
+  for (std::thread& thread : busy) thread.join();
+  EXPECT_EQ(steps, 1'000'000);
+  ASSERT_EQ(sched_setaffinity(0, sizeof(before), &before), 0);
 }
 
 TEST(ThreadPriorityTest, SystemCallsAreRestarted) {
