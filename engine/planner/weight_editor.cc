@@ -17,6 +17,10 @@ namespace {
 
 using sparse::ElementEdit;
 
+// Edits that are on their way at a time: they take some 80 bytes each, and finding their places takes steps over the
+// weight's rows.
+constexpr size_t kPieceEdits = 64 << 10;
+
 // Edits of a matrix [rows, cols], of its transpose: again ascending, by a counting sort over columns.
 std::vector<ElementEdit> Transposed(absl::Span<const ElementEdit> edits, int64_t rows,
                                     int64_t cols) {
@@ -82,27 +86,40 @@ absl::Status WeightEditor::Validate(const TensorEdit& edit,
 absl::Status WeightEditor::EditWeight(const TensorEdit& edit, const graph::Initializer& initializer,
                                       const graph::Initializer::Use& use) {
   PlannedWeight& weight = planned_.weights[use.index];
-  Edits edits = use.transposed
-                    ? Transposed(edit.elements, initializer.shape[0], initializer.shape[1])
-                    : Edits(edit.elements.begin(), edit.elements.end());
-  weight.form.Apply(absl::MakeSpan(edits));
   const auto zeros =
       options_.deterministic ? ResidentWeight::Zeros::kAsEncoded : ResidentWeight::Zeros::kMayStay;
+  std::vector<bool> fits(weight.copies.size(), true);
+  const auto served = [&](absl::Span<const ElementEdit> piece) {
+    Edits edits = use.transposed ? Transposed(piece, initializer.shape[0], initializer.shape[1])
+                                 : Edits(piece.begin(), piece.end());
+    weight.form.Apply(absl::MakeSpan(edits));
+    return edits;
+  };
+  for (size_t first = 0; first < edit.elements.size(); first += kPieceEdits) {
+    const Edits edits = served(edit.elements.subspan(first, kPieceEdits));
+    for (size_t i = 0; i < weight.copies.size(); ++i) {
+      const auto fit = weight.copies[i]->EditInPlace(edits, zeros);
+      if (!fit.ok()) return fit.status();
+      fits[i] = fits[i] && *fit;
+    }
+  }
   std::shared_ptr<const Tensor> dense;
-  for (const auto& copy : weight.copies) {
-    auto fits = copy->EditInPlace(edits, zeros);
-    if (!fits.ok()) return fits.status();
-    if (*fits) continue;
+  for (size_t i = 0; i < weight.copies.size(); ++i) {
+    if (fits[i]) continue;
+    ResidentWeight& copy = *weight.copies[i];
     if (dense == nullptr) {
       auto read = ReadServed(edit.tensor, initializer, use.transposed, weight.form);
       if (!read.ok()) return read.status();
       dense = *std::move(read);
     }
     if (absl::Status status = CheckChoice(use.index, *dense); !status.ok()) return status;
-    if (absl::Status status = copy->Rebuild(dense->view()); !status.ok()) return status;
+    if (absl::Status status = copy.Rebuild(dense->view()); !status.ok()) return status;
     rebuilt_ = true;
-    auto done = copy->EditInPlace(AsDone(edits), ResidentWeight::Zeros::kMayStay);
-    if (!done.ok()) return done.status();
+    for (size_t first = 0; first < edit.elements.size(); first += kPieceEdits) {
+      const auto done = copy.EditInPlace(AsDone(served(edit.elements.subspan(first, kPieceEdits))),
+                                         ResidentWeight::Zeros::kMayStay);
+      if (!done.ok()) return done.status();
+    }
   }
   return absl::OkStatus();
 }
@@ -151,17 +168,23 @@ absl::Status WeightEditor::CheckChoice(int weight, const Tensor& dense) const {
 absl::Status WeightEditor::EditConstant(const TensorEdit& edit,
                                         const graph::Initializer& initializer, int value) {
   const DType storage = program_.values[value].storage;
-  Edits edits(edit.elements.begin(), edit.elements.end());
-  ServedForm{initializer.dtype, storage, false}.Apply(absl::MakeSpan(edits));
   const auto width = static_cast<int64_t>(SizeOf(storage));
-  std::vector<kernels::ElementPatch> patches;
-  for (const ElementEdit& element : edits)
-    patches.push_back({element.position * width, element.old_bits, element.new_bits});
-  auto unexpected = PatchMemory(device_.AsCudaOrNull(), constant_memory_(value),
-                                static_cast<int32_t>(width), patches);
-  if (!unexpected.ok() || *unexpected < 0) return unexpected.status();
-  return absl::FailedPreconditionError(absl::StrCat("element ", edits[*unexpected].position,
-                                                    " is not what it is to be changed from"));
+  for (size_t first = 0; first < edit.elements.size(); first += kPieceEdits) {
+    const auto piece = edit.elements.subspan(first, kPieceEdits);
+    Edits edits(piece.begin(), piece.end());
+    ServedForm{initializer.dtype, storage, false}.Apply(absl::MakeSpan(edits));
+    std::vector<kernels::ElementPatch> patches;
+    for (const ElementEdit& element : edits)
+      patches.push_back({element.position * width, element.old_bits, element.new_bits});
+    auto unexpected = PatchMemory(device_.AsCudaOrNull(), constant_memory_(value),
+                                  static_cast<int32_t>(width), patches);
+    if (!unexpected.ok()) return unexpected.status();
+    if (*unexpected >= 0) {
+      return absl::FailedPreconditionError(absl::StrCat("element ", edits[*unexpected].position,
+                                                        " is not what it is to be changed from"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace espalier::planner

@@ -1,5 +1,8 @@
 #include "engine/runtime/update_line.h"
 
+#include <functional>
+#include <mutex>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +16,42 @@ namespace espalier::runtime {
 namespace {
 
 using absl::StrCat;
+
+absl::StatusOr<std::shared_ptr<const StoredWeights>> OpenWeights(const updates::VersionStore& store,
+                                                                 int64_t number) {
+  auto reader = store.Weights(number);
+  if (!reader.ok()) return reader.status();
+  return std::make_shared<const StoredWeights>(*std::move(reader),
+                                               store.List().Find(number)->weights);
+}
+
+// Weights that are opened when somebody reads them, which few edits need: the way to them may be long.
+class LaterWeights final : public formats::WeightSource {
+ public:
+  using Open = std::function<absl::StatusOr<std::shared_ptr<const StoredWeights>>()>;
+  explicit LaterWeights(Open open) : open_(std::move(open)) {}
+
+  bool Has(const std::string& initializer) const override {
+    const auto& weights = Opened();
+    return !weights.ok() || (*weights)->Has(initializer);  // Read says what is wrong
+  }
+  absl::Status Read(const std::string& initializer, Tensor& tensor) const override {
+    const auto& weights = Opened();
+    return weights.ok() ? (*weights)->Read(initializer, tensor) : weights.status();
+  }
+
+ private:
+  const absl::StatusOr<std::shared_ptr<const StoredWeights>>& Opened() const {
+    const std::lock_guard lock(mutex_);
+    if (!weights_) weights_ = open_();
+    return *weights_;
+  }
+
+  const Open open_;
+  mutable std::mutex mutex_;
+  mutable std::optional<absl::StatusOr<std::shared_ptr<const StoredWeights>>> weights_
+      ABSL_GUARDED_BY(mutex_);
+};
 
 }  // namespace
 
@@ -72,33 +111,41 @@ void UpdateLine::FollowFleet(updates::VersionStore& store) {
   }
 }
 
-absl::Status UpdateLine::EditShadow(updates::VersionStore& store, Shadow& shadow, int64_t number) {
-  auto steps = store.JournalsBetween(shadow.version, number);
-  if (!steps.ok()) return steps.status();
-  updates::Journal whole;
-  for (updates::JournalStep& step : *steps)
-    whole = whole.tensors.empty() ? std::move(step.journal) : Compose(whole, step.journal);
-  auto reader = store.Weights(number);
-  if (!reader.ok()) return reader.status();
-  const auto& tensors = (*reader)->tensors();
-  std::vector<planner::TensorEdit> edits;
-  for (const updates::TensorJournal& tensor : whole.tensors)
-    edits.push_back({tensors[tensor.tensor].name, tensor.entries});
-  const auto state = store.List();
-  const StoredWeights after(*std::move(reader), state.Find(number)->weights);
-  return shadow.model->Edit(edits, after);
+absl::Status UpdateLine::EditShadow(updates::VersionStore& store,
+                                    const ModelManager::Active& active, Shadow& shadow,
+                                    int64_t number) {
+  const int64_t from = shadow.model != nullptr ? shadow.version : active.version->version();
+  auto changes = store.JournalsBetween(from, number);
+  if (!changes.ok()) return changes.status();
+  const auto tensors = store.Tensors(number);
+  if (!tensors.ok()) return tensors.status();
+  if (shadow.model == nullptr) {
+    auto clone = active.version->model().Clone();
+    if (!clone.ok()) return clone.status();
+    shadow = {*std::move(clone), from};
+  }
+  const LaterWeights after([&] { return OpenWeights(store, number); });
+  for (;;) {
+    const auto change = changes->Next();
+    if (!change.ok()) return change.status();
+    if (!*change) return absl::OkStatus();
+    if ((*change)->tensor >= tensors->size())
+      return absl::DataLossError(StrCat("a journal changes tensor ", (*change)->tensor));
+    const planner::TensorEdit edit = {(*tensors)[(*change)->tensor].name, (*change)->entries};
+    if (auto status = shadow.model->Edit({&edit, 1}, after); !status.ok()) return status;
+  }
 }
 
 absl::StatusOr<std::unique_ptr<planner::PreparedModel>> UpdateLine::LoadAnew(
     ModelManager& models, updates::VersionStore& store, const LoadJob& like, int64_t number) {
   const updates::StoreState state = store.List();
-  auto weights = store.Weights(number);
+  auto weights = OpenWeights(store, number);
   if (!weights.ok()) return weights.status();
   LoadJob job = like;
   const int64_t root = RootOf(state, number);
   // Its own file, if the repository still has it: between two of its versions graphs may differ.
   if (root != 0 && OpenRepository(root).ok()) job.version = root;
-  job.weights = std::make_shared<StoredWeights>(*std::move(weights), state.Find(number)->weights);
+  job.weights = *std::move(weights);
   job.measure_budget_millis = 0;  // beside requests
   auto loaded = models.LoadModel(std::move(job));
   if (!loaded.ok()) return loaded.status();
@@ -111,18 +158,17 @@ absl::StatusOr<std::unique_ptr<planner::PreparedModel>> UpdateLine::Prepare(
   if (!store.ok()) return store.status();
   absl::StatusOr<std::unique_ptr<planner::PreparedModel>> prepared = nullptr;
   models.InBackground([&] {
-    if (shadow.model != nullptr) {
-      const absl::Status edited = EditShadow(**store, shadow, number);
-      if (edited.ok()) {
-        counts_.Add([](UpdateStatistics& counts) { ++counts.edited; });
-        prepared = std::move(shadow.model);
-        return;
-      }
-      LogEvent(absl::IsUnimplemented(edited) ? spdlog::level::debug : spdlog::level::warn,
-               "weights are prepared anew, as they could not be edited",
-               {{"model", model_}, {"version", number}, {"reason", edited.message()}});
-      shadow.model.reset();  // before the next copy comes
+    const absl::Status edited = EditShadow(**store, active, shadow, number);
+    if (edited.ok()) {
+      counts_.Add([](UpdateStatistics& counts) { ++counts.edited; });
+      prepared = std::move(shadow.model);
+      return;
     }
+    const bool expected = absl::IsUnimplemented(edited) || absl::IsNotFound(edited);
+    LogEvent(expected ? spdlog::level::debug : spdlog::level::warn,
+             "weights are prepared anew, as they could not be edited",
+             {{"model", model_}, {"version", number}, {"reason", edited.message()}});
+    shadow.model.reset();  // before the next copy comes
     prepared = LoadAnew(models, **store, *active.job, number);
     if (prepared.ok()) counts_.Add([](UpdateStatistics& counts) { ++counts.rebuilt; });
   });

@@ -96,7 +96,9 @@ class UpdateLine {
   // --- update_line.cc ---
   absl::StatusOr<std::unique_ptr<planner::PreparedModel>> Prepare(
       ModelManager& models, const ModelManager::Active& active, int64_t number, Shadow shadow);
-  absl::Status EditShadow(updates::VersionStore& store, Shadow& shadow, int64_t number);
+  // Without a shadow, into a clone of what serves.
+  absl::Status EditShadow(updates::VersionStore& store, const ModelManager::Active& active,
+                          Shadow& shadow, int64_t number);
   absl::StatusOr<std::unique_ptr<planner::PreparedModel>> LoadAnew(ModelManager& models,
                                                                    updates::VersionStore& store,
                                                                    const LoadJob& like,

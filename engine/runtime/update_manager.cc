@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "engine/runtime/log.h"
 #include "engine/runtime/repository.h"
+#include "engine/runtime/thread_priority.h"
 #include "engine/tensor/device.h"
 
 namespace espalier::runtime {
@@ -159,6 +160,10 @@ updates::ReceivePolicy UpdateManager::Policy() const {
   policy.trust = options_.trust;
   policy.now_seconds = absl::ToUnixSeconds(absl::Now());
   policy.threads = AvailableCpus();
+  policy.worker_scope = [] {
+    EnterBackground();
+    return std::make_shared<BackgroundWork>();
+  };
   return policy;
 }
 

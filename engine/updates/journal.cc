@@ -42,17 +42,6 @@ absl::Status InTensor(const TensorInfo& tensor, int64_t segment, const absl::Sta
                                                   ", segment ", segment, ": ", status.message()));
 }
 
-absl::Status CheckCounts(const TensorDelta& expected, const EventCounts& found) {
-  if (expected.counts == found) return absl::OkStatus();
-  for (int k = 0; k < kEventKinds; ++k) {
-    if (expected.counts.of[k] == found.of[k]) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tensor ", formats::Quoted(expected.tensor.name), " has ", found.of[k], " ",
-        NameOf(static_cast<EventKind>(k)), "s, the manifest says ", expected.counts.of[k]));
-  }
-  return absl::OkStatus();
-}
-
 int64_t SegmentSize(const TensorInfo& tensor, int64_t segment) {
   return std::min(kSegmentElements, tensor.elements() - segment * kSegmentElements);
 }
@@ -99,55 +88,6 @@ absl::StatusOr<std::vector<size_t>> MatchTensors(const Manifest& manifest,
     indices.push_back(static_cast<size_t>(index));
   }
   return indices;
-}
-
-absl::StatusOr<Journal> DecodeJournal(const DeltaFile& delta, const TensorReader& base,
-                                      const JournalLimits& limits) {
-  const Manifest& manifest = delta.manifest();
-  const auto indices = MatchTensors(manifest, base);
-  if (!indices.ok()) return indices.status();
-  const int64_t total = manifest.counts().total();
-  if (total > limits.max_bytes / static_cast<int64_t>(sizeof(JournalEntry))) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "a journal of ", total, " changes takes more than ", limits.max_bytes, " bytes"));
-  }
-  const auto records = delta.Records();
-  if (!records.ok()) return records.status();
-  Journal journal;
-  for (size_t i = 0; i < indices->size(); ++i) {
-    journal.tensors.push_back({(*indices)[i], {}});
-    journal.tensors.back().entries.reserve(static_cast<size_t>(manifest.tensors[i].counts.total()));
-  }
-  std::vector<EventCounts> found(indices->size());
-  std::vector<char> elements;
-  std::vector<Edit> edits;
-  for (const RecordRef& record : *records) {
-    const TensorInfo& tensor = manifest.tensors[record.tensor].tensor;
-    const int64_t first = record.segment * kSegmentElements;
-    const int64_t count = SegmentSize(tensor, record.segment);
-    const void* base_elements = base.InMemory((*indices)[record.tensor], first);
-    if (base_elements == nullptr) {
-      elements.resize(static_cast<size_t>(count * SizeOf(tensor.kind())));
-      auto status = base.Read((*indices)[record.tensor], first, count, elements.data());
-      if (!status.ok()) return status;
-      base_elements = elements.data();
-    }
-    const auto bytes = delta.Read(record);
-    if (!bytes.ok()) return bytes.status();
-    edits.clear();
-    const auto status =
-        DecodeSegment(tensor.kind(), base_elements, count, *bytes, edits, found[record.tensor]);
-    if (!status.ok()) return InTensor(tensor, record.segment, status);
-    auto& entries = journal.tensors[record.tensor].entries;
-    for (const Edit& edit : edits)
-      entries.push_back({first + edit.position, edit.old_bits, edit.new_bits});
-  }
-  for (size_t i = 0; i < found.size(); ++i) {
-    if (auto status = CheckCounts(manifest.tensors[i], found[i]); !status.ok()) return status;
-  }
-  std::sort(journal.tensors.begin(), journal.tensors.end(),
-            [](const TensorJournal& a, const TensorJournal& b) { return a.tensor < b.tensor; });
-  return journal;
 }
 
 void ApplyTo(void* elements, ElementKind kind, absl::Span<const JournalEntry> entries) {
@@ -222,16 +162,18 @@ absl::Status PatchedReader::Read(size_t tensor, int64_t first, int64_t count, vo
   return absl::OkStatus();
 }
 
+absl::Status CheckPromise(const Manifest& manifest, const Digest& weights) {
+  if (manifest.schema_changes || weights == manifest.target.weights) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the delta leads to weights with the digest ",
+                                                 ShortHex(weights), "…, its manifest promises ",
+                                                 ShortHex(manifest.target.weights), "…"));
+}
+
 absl::Status CheckTarget(const DeltaFile& delta, const TensorReader& base, int threads) {
   const auto reader = PatchedReader::Create(delta, base);
   if (!reader.ok()) return reader.status();
   const auto digest = DigestOf(*reader, threads);
-  if (!digest.ok()) return digest.status();
-  if (delta.manifest().schema_changes || *digest == delta.manifest().target.weights)
-    return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("the delta leads to weights with the digest ",
-                                                 ShortHex(*digest), "…, its manifest promises ",
-                                                 ShortHex(delta.manifest().target.weights), "…"));
+  return digest.ok() ? CheckPromise(delta.manifest(), *digest) : digest.status();
 }
 
 }  // namespace espalier::updates

@@ -7,12 +7,15 @@
 //
 // The inverse of a journal is the journal with old and new exchanged: rollback needs nothing else.
 //
-// Memory   16 bytes a changed element, reserved after its count was compared with `max_bytes`.
+// Memory   16 bytes a changed element (28 of the tensor that is being put together), reserved after its count was
+//          compared with `max_bytes`; to decode, a segment for each thread.
 // Errors   FailedPrecondition: another base. InvalidArgument: the delta breaks a rule, or does not
 //          lead to the digest that it promises. ResourceExhausted: more changes than allowed.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,6 +24,7 @@
 #include "engine/sparse/element_edit.h"
 #include "engine/updates/delta_file.h"
 #include "engine/updates/tensor_info.h"
+#include "engine/updates/weight_digest.h"
 
 namespace espalier::updates {
 
@@ -41,6 +45,9 @@ struct Journal {
   bool operator==(const Journal&) const = default;
 };
 
+// Called by every thread beside the caller's before it works; what it returns lives until it has.
+using WorkerScope = std::function<std::shared_ptr<void>()>;
+
 struct JournalLimits {
   int64_t max_bytes = int64_t{4} << 30;
 };
@@ -56,7 +63,15 @@ absl::StatusOr<std::vector<size_t>> MatchTensors(const Manifest& manifest,
 // The caller has checked signatures, freshness, body and the base's digest. The journal is exactly
 // what the delta's lists say and its manifest counts.
 absl::StatusOr<Journal> DecodeJournal(const DeltaFile& delta, const TensorReader& base,
-                                      const JournalLimits& limits = {});
+                                      const JournalLimits& limits = {}, int threads = 1);
+// In the same pass, the digests of the weights that it leads to. `blocks`: those of the base, so that only the blocks
+// that change are hashed and only the segments that change are read; or empty, when they are not known.
+absl::StatusOr<Journal> DecodeAndDigest(const DeltaFile& delta, const TensorReader& base,
+                                        const JournalLimits& limits, int threads,
+                                        BlockDigests& blocks,
+                                        const WorkerScope& worker_scope = nullptr);
+// InvalidArgument unless `weights` is the digest that the delta promises.
+absl::Status CheckPromise(const Manifest& manifest, const Digest& weights);
 
 // Overwrites elements of a whole tensor that begins at `elements`.
 void ApplyTo(void* elements, ElementKind kind, absl::Span<const JournalEntry> entries);

@@ -8,10 +8,8 @@
 #include "engine/formats/names.h"
 
 namespace espalier::updates {
-namespace {
-
-std::vector<JournalEntry> Merge(const std::vector<JournalEntry>& first,
-                                const std::vector<JournalEntry>& second) {
+std::vector<JournalEntry> Compose(const std::vector<JournalEntry>& first,
+                                  const std::vector<JournalEntry>& second) {
   std::vector<JournalEntry> merged;
   merged.reserve(std::max(first.size(), second.size()));
   auto a = first.begin(), b = second.begin();
@@ -29,24 +27,38 @@ std::vector<JournalEntry> Merge(const std::vector<JournalEntry>& first,
   return merged;
 }
 
-}  // namespace
-
-Journal Compose(const Journal& first, const Journal& second) {
-  Journal composed;
-  auto a = first.tensors.begin(), b = second.tensors.begin();
-  while (a != first.tensors.end() || b != second.tensors.end()) {
-    if (b == second.tensors.end() || (a != first.tensors.end() && a->tensor < b->tensor)) {
-      composed.tensors.push_back(*a++);
-    } else if (a == first.tensors.end() || b->tensor < a->tensor) {
-      composed.tensors.push_back(*b++);
-    } else {
-      TensorJournal merged{a->tensor, Merge(a->entries, b->entries)};
-      if (!merged.entries.empty()) composed.tensors.push_back(std::move(merged));
-      ++a;
-      ++b;
+absl::StatusOr<std::optional<TensorJournal>> JournalChain::Next() {
+  for (;;) {
+    size_t tensor = SIZE_MAX;
+    for (const Step& step : steps_) tensor = std::min(tensor, step.reader.next_tensor());
+    if (tensor == SIZE_MAX) break;
+    TensorJournal composed{tensor, {}};
+    for (Step& step : steps_) {
+      if (step.reader.next_tensor() != tensor) continue;
+      auto next = step.reader.Next();
+      if (!next.ok()) return next.status();
+      if (!step.forward) {
+        for (JournalEntry& entry : next->entries) std::swap(entry.old_bits, entry.new_bits);
+      }
+      composed.entries = composed.entries.empty() ? std::move(next->entries)
+                                                  : Compose(composed.entries, next->entries);
     }
+    if (!composed.entries.empty()) return composed;
   }
-  return composed;
+  for (Step& step : steps_) {
+    if (auto status = step.reader.End(); !status.ok()) return status;
+  }
+  return std::nullopt;
+}
+
+absl::StatusOr<Journal> JournalChain::ReadAll() {
+  Journal journal;
+  for (;;) {
+    auto tensor = Next();
+    if (!tensor.ok()) return tensor.status();
+    if (!*tensor) return journal;
+    journal.tensors.push_back(**std::move(tensor));
+  }
 }
 
 absl::Status CheckFits(const Journal& journal, const std::vector<TensorInfo>& tensors) {

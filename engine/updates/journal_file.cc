@@ -1,6 +1,7 @@
 #include "engine/updates/journal_file.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "engine/updates/bytes.h"
@@ -82,11 +83,11 @@ absl::Status ParsePiece(absl::string_view piece, size_t count, int64_t next,
     next = position + 1;
   }
   for (const auto field : {&JournalEntry::old_bits, &JournalEntry::new_bits}) {
-    for (size_t i = first; i < entries.size(); ++i) {
-      const auto bits = reader.LittleEndian("element", *width);
-      if (!bits.ok()) return bits.status();
-      entries[i].*field = static_cast<uint32_t>(*bits);
-    }
+    const auto elements = reader.Raw("elements", count * *width);
+    if (!elements.ok()) return elements.status();
+    const char* from = elements->data();
+    for (size_t i = first; i < entries.size(); ++i, from += *width)
+      std::memcpy(&(entries[i].*field), from, *width);  // little-endian, the rest is 0
   }
   return reader.End("piece");
 }
@@ -160,37 +161,58 @@ absl::StatusOr<uint64_t> WriteJournal(FileSystem& files, const std::string& path
   return writer->Commit();
 }
 
-absl::StatusOr<Journal> ReadJournal(FileSystem& files, const std::string& path,
-                                    const JournalEnds& ends, const JournalLimits& limits) {
-  auto reader = SealedReader::Open(files, path, StoredKind::kJournal);
-  if (!reader.ok()) return reader.status();
-  const auto first = reader->NextBlock();
+absl::StatusOr<JournalReader> JournalReader::Open(FileSystem& files, const std::string& path,
+                                                  const JournalEnds& ends,
+                                                  const JournalLimits& limits) {
+  auto sealed = SealedReader::Open(files, path, StoredKind::kJournal);
+  if (!sealed.ok()) return sealed.status();
+  JournalReader reader(*std::move(sealed));
+  const auto first = reader.reader_.NextBlock();
   if (!first.ok()) return first.status();
-  const auto header = ParseHeader(*first);
+  auto header = ParseHeader(*first);
   if (!header.ok()) return Damaged(path, header.status().message());
   if (header->ends != ends) {
     return Damaged(path,
                    absl::StrCat("it leads from ", Named(header->ends), ", expected ", Named(ends)));
   }
   uint64_t left = static_cast<uint64_t>(limits.max_bytes) / sizeof(JournalEntry);
-  Journal journal;
   for (const auto& [index, entries] : header->tensors) {
     if (entries > left) {
       return absl::ResourceExhaustedError(absl::StrCat(
           "the journal of ", Named(ends), " takes more than ", limits.max_bytes, " bytes"));
     }
     left -= entries;
-    TensorJournal tensor{index, {}};
-    int64_t next = 0;
-    while (tensor.entries.size() < entries) {
-      const auto piece = reader->NextBlock(kMaxPieceBytes + 64);
-      if (!piece.ok()) return piece.status();
-      const size_t count = std::min<uint64_t>(kPieceEntries, entries - tensor.entries.size());
-      if (auto status = ParsePiece(*piece, count, next, tensor.entries); !status.ok())
-        return Damaged(path, status.message());
-      next = tensor.entries.back().position + 1;
-    }
-    journal.tensors.push_back(std::move(tensor));
+  }
+  reader.tensors_ = std::move(header->tensors);
+  return reader;
+}
+
+absl::StatusOr<TensorJournal> JournalReader::Next() {
+  const auto& [index, entries] = tensors_[next_++];
+  TensorJournal tensor{index, {}};
+  int64_t next = 0;
+  while (tensor.entries.size() < entries) {
+    const auto piece = reader_.NextBlock(kMaxPieceBytes + 64);
+    if (!piece.ok()) return piece.status();
+    // Only what is there is believed of a count that nothing has checked yet.
+    if (tensor.entries.empty()) tensor.entries.reserve(std::min<uint64_t>(entries, reader_.size()));
+    const size_t count = std::min<uint64_t>(kPieceEntries, entries - tensor.entries.size());
+    if (auto status = ParsePiece(*piece, count, next, tensor.entries); !status.ok())
+      return Damaged(reader_.path(), status.message());
+    next = tensor.entries.back().position + 1;
+  }
+  return tensor;
+}
+
+absl::StatusOr<Journal> ReadJournal(FileSystem& files, const std::string& path,
+                                    const JournalEnds& ends, const JournalLimits& limits) {
+  auto reader = JournalReader::Open(files, path, ends, limits);
+  if (!reader.ok()) return reader.status();
+  Journal journal;
+  while (reader->next_tensor() != SIZE_MAX) {
+    auto tensor = reader->Next();
+    if (!tensor.ok()) return tensor.status();
+    journal.tensors.push_back(*std::move(tensor));
   }
   if (auto status = reader->End(); !status.ok()) return status;
   return journal;

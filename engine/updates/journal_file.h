@@ -9,10 +9,13 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/updates/file_system.h"
 #include "engine/updates/journal.h"
+#include "engine/updates/stored_file.h"
 
 namespace espalier::updates {
 
@@ -25,6 +28,26 @@ struct JournalEnds {
 // Durable when it returns; says how many bytes the file has.
 absl::StatusOr<uint64_t> WriteJournal(FileSystem& files, const std::string& path,
                                       const JournalEnds& ends, const Journal& journal);
+
+// A tensor at a time.
+class JournalReader {
+ public:
+  static absl::StatusOr<JournalReader> Open(FileSystem& files, const std::string& path,
+                                            const JournalEnds& ends,
+                                            const JournalLimits& limits = {});
+  // The tensor whose entries Next reads; SIZE_MAX after the last one.
+  size_t next_tensor() const { return next_ < tensors_.size() ? tensors_[next_].first : SIZE_MAX; }
+  absl::StatusOr<TensorJournal> Next();
+  // After the last one: whether what was read may be believed.
+  absl::Status End() { return reader_.End(); }
+
+ private:
+  explicit JournalReader(SealedReader reader) : reader_(std::move(reader)) {}
+
+  SealedReader reader_;
+  std::vector<std::pair<size_t, uint64_t>> tensors_;  // index, entries
+  size_t next_ = 0;
+};
 
 absl::StatusOr<Journal> ReadJournal(FileSystem& files, const std::string& path,
                                     const JournalEnds& ends, const JournalLimits& limits = {});

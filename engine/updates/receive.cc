@@ -3,7 +3,8 @@
 namespace espalier::updates {
 
 absl::StatusOr<Journal> Receive(const DeltaFile& delta, const TensorReader& base,
-                                const Digest& base_weights, const ReceivePolicy& policy) {
+                                const Digest& base_weights, const ReceivePolicy& policy,
+                                BlockDigests* blocks) {
   const Manifest& manifest = delta.manifest();
   if (policy.trust) {
     if (const auto signers = delta.CheckSigned(*policy.trust); !signers.ok())
@@ -20,9 +21,13 @@ absl::StatusOr<Journal> Receive(const DeltaFile& delta, const TensorReader& base
         "files, not to a model that is being served");
   }
   if (auto status = delta.CheckBody(); !status.ok()) return status;
-  auto journal = DecodeJournal(delta, base, policy.limits);
+  BlockDigests own;
+  if (blocks == nullptr) blocks = &own;
+  auto journal =
+      DecodeAndDigest(delta, base, policy.limits, policy.threads, *blocks, policy.worker_scope);
   if (!journal.ok()) return journal;
-  if (auto status = CheckTarget(delta, base, policy.threads); !status.ok()) return status;
+  const Digest weights = DigestOf(base.tensors(), *blocks);
+  if (auto status = CheckPromise(manifest, weights); !status.ok()) return status;
   return journal;
 }
 

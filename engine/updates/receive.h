@@ -18,14 +18,17 @@ struct ReceivePolicy {
   int64_t now_seconds = 0;
   JournalLimits limits;
   int threads = 1;
+  WorkerScope worker_scope;  // of those beside the caller's
 };
 
 // The journal leads from `base`, whose digest is `base_weights`, to the target that the manifest
 // promises; nothing was touched. The status says which check failed, and its code what to do:
 // PermissionDenied (not signed as asked), FailedPrecondition (expired, another model or base,
 // changed dtypes or dims), InvalidArgument (damaged or malicious), Unimplemented (newer format),
-// ResourceExhausted (too large).
+// ResourceExhausted (too large). `blocks`, if given: the base's as DecodeAndDigest takes them; the target's when it
+// returns OK.
 absl::StatusOr<Journal> Receive(const DeltaFile& delta, const TensorReader& base,
-                                const Digest& base_weights, const ReceivePolicy& policy);
+                                const Digest& base_weights, const ReceivePolicy& policy,
+                                BlockDigests* blocks = nullptr);
 
 }  // namespace espalier::updates

@@ -66,6 +66,7 @@ class SealedReader {
   // Nothing follows, and the digest is right.
   absl::Status End();
   const std::string& path() const { return path_; }
+  uint64_t size() const { return size_; }
 
  private:
   SealedReader(std::unique_ptr<File> file, std::string path, uint64_t size)

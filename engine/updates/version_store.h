@@ -16,6 +16,9 @@
 //          sequence of a delta must be above every one that was activated, and that mark never goes
 //          back; rolling back needs no delta, so it does not meet it, and the next delta that a
 //          publisher makes is above it in any case.
+// Digests  Of the weights that were verified last, those of all blocks stay in memory (64 bytes for 16 Ki
+//          elements, of two versions): the next delta costs what it touches. What it does not touch is read and
+//          compared when it is loaded next, or anchored.
 // Disk     The model repository is never written. Compact() keeps the active version, the ones that
 //          wait, and the last that served; what they hang on (anchors, journals) stays with them.
 // Memory   A journal at a time (16 bytes a change), and what the caller asks for.
@@ -47,6 +50,7 @@
 #include "engine/updates/audit_log.h"
 #include "engine/updates/file_system.h"
 #include "engine/updates/journal.h"
+#include "engine/updates/journal_chain.h"
 #include "engine/updates/journal_file.h"
 #include "engine/updates/partial_delta.h"
 #include "engine/updates/receive.h"
@@ -81,11 +85,6 @@ struct VerifiedDelta {
   Manifest manifest;
   Journal journal;
   std::vector<KeyId> signers;
-};
-
-struct JournalStep {
-  int64_t from = 0, to = 0;
-  Journal journal;
 };
 
 struct StoredDelta {
@@ -137,11 +136,13 @@ class VersionStore {
   // The newest, oldest first.
   absl::StatusOr<std::vector<AuditRecord>> Audit(size_t most) const;
   // From version to version, backwards where needed. NotFound when a version is not kept.
-  absl::StatusOr<std::vector<JournalStep>> JournalsBetween(int64_t from, int64_t to) const;
+  absl::StatusOr<JournalChain> JournalsBetween(int64_t from, int64_t to) const;
   // For a server that has `from`. FailedPrecondition when `to` was not made from it.
   absl::StatusOr<std::vector<StoredDelta>> DeltasBetween(int64_t from, int64_t to) const;
   // From the nearest anchor or version of the repository; its digest is the caller's to check.
   absl::StatusOr<std::shared_ptr<const TensorReader>> Weights(int64_t number) const;
+  // What they are, without the way to them being read.
+  absl::StatusOr<std::vector<TensorInfo>> Tensors(int64_t number) const;
 
   // Writes an anchor if the chain has become long, then lets go of what is kept no more.
   absl::Status Compact();
@@ -192,7 +193,7 @@ class VersionStore {
   absl::Status MakeRoomForPartial(const Digest& coming);
   absl::StatusOr<DeltaFile> OpenDelta(const Digest& file) const;
   absl::StatusOr<VerifiedDelta> Check(const DeltaFile& delta, ReceivePolicy policy,
-                                      const TensorReader* base) const;
+                                      const TensorReader* base);
   absl::Status CheckNumbers(const Manifest& manifest) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckTargetNumber(const Manifest& manifest) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -203,7 +204,12 @@ class VersionStore {
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<std::vector<Edge>> EdgesAlong(const std::vector<int64_t>& path) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<Journal> ReadEdge(const Edge& edge) const;
+  absl::StatusOr<JournalChain> OpenEdges(const std::vector<Edge>& edges) const;
+  struct Rooted {
+    std::shared_ptr<const TensorReader> root;
+    std::vector<Edge> edges;  // from it
+  };
+  absl::StatusOr<Rooted> OpenNearestRoot(int64_t number) const;
   absl::StatusOr<std::shared_ptr<const TensorReader>> OpenRoot(const VersionRecord& root) const;
   int64_t AnchorDue() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CompactInBackground();
@@ -217,6 +223,8 @@ class VersionStore {
   mutable std::shared_mutex files_kept_;  // shared: files of the state that was seen stay
   mutable std::mutex mutex_;
   StoreState state_ ABSL_GUARDED_BY(mutex_);
+  // By digest of the weights; of the last delta's base, if they were known, and target.
+  std::map<Digest, std::shared_ptr<const BlockDigests>> blocks_ ABSL_GUARDED_BY(mutex_);
   bool unsettled_ ABSL_GUARDED_BY(mutex_) = false;  // the disk may have another state than state_
   std::unique_ptr<AuditLog> audit_ ABSL_GUARDED_BY(mutex_);
 

@@ -226,7 +226,7 @@ absl::Status VersionStore::CheckNumbers(const Manifest& manifest) const {
 
 // What spends least on a stranger first; the weights are read last.
 absl::StatusOr<VerifiedDelta> VersionStore::Check(const DeltaFile& delta, ReceivePolicy policy,
-                                                  const TensorReader* base) const {
+                                                  const TensorReader* base) {
   VerifiedDelta verified;
   verified.manifest = delta.manifest();
   const Manifest& manifest = verified.manifest;
@@ -238,6 +238,7 @@ absl::StatusOr<VerifiedDelta> VersionStore::Check(const DeltaFile& delta, Receiv
   if (auto status = Because("expired", CheckFresh(manifest, policy.now_seconds)); !status.ok())
     return status;
   Digest base_weights;
+  std::shared_ptr<const BlockDigests> known;
   {
     const std::lock_guard lock(mutex_);
     policy.model = state_.model;
@@ -245,6 +246,8 @@ absl::StatusOr<VerifiedDelta> VersionStore::Check(const DeltaFile& delta, Receiv
       return status;
     if (auto status = CheckNumbers(manifest); !status.ok()) return status;
     base_weights = state_.Find(manifest.base_version)->weights;
+    if (const auto found = blocks_.find(base_weights); found != blocks_.end())
+      known = found->second;
   }
   std::shared_ptr<const TensorReader> stored;
   if (base == nullptr) {
@@ -253,8 +256,16 @@ absl::StatusOr<VerifiedDelta> VersionStore::Check(const DeltaFile& delta, Receiv
     stored = *std::move(weights);
     base = stored.get();
   }
-  auto journal = Receive(delta, *base, base_weights, policy);
+  auto blocks =
+      known != nullptr ? std::make_shared<BlockDigests>(*known) : std::make_shared<BlockDigests>();
+  auto journal = Receive(delta, *base, base_weights, policy, blocks.get());
   if (!journal.ok()) return journal.status();
+  {
+    const std::lock_guard lock(mutex_);
+    blocks_.clear();
+    if (known != nullptr) blocks_[base_weights] = std::move(known);
+    blocks_[manifest.target.weights] = std::move(blocks);
+  }
   verified.journal = *std::move(journal);
   return verified;
 }

@@ -35,24 +35,20 @@ absl::StatusOr<std::vector<VersionStore::Edge>> VersionStore::EdgesBetween(int64
   return EdgesAlong(path);
 }
 
-absl::StatusOr<Journal> VersionStore::ReadEdge(const Edge& edge) const {
-  auto journal = ReadJournal(files_, edge.path, edge.ends, options_.journal_limits);
-  if (!journal.ok() || edge.forward) return journal;
-  return journal->Inverse();
+absl::StatusOr<JournalChain> VersionStore::OpenEdges(const std::vector<Edge>& edges) const {
+  std::vector<JournalChain::Step> steps;
+  for (const Edge& edge : edges) {
+    auto reader = JournalReader::Open(files_, edge.path, edge.ends, options_.journal_limits);
+    if (!reader.ok()) return reader.status();
+    steps.push_back({*std::move(reader), edge.forward});
+  }
+  return JournalChain(std::move(steps));
 }
 
-absl::StatusOr<std::vector<JournalStep>> VersionStore::JournalsBetween(int64_t from,
-                                                                       int64_t to) const {
+absl::StatusOr<JournalChain> VersionStore::JournalsBetween(int64_t from, int64_t to) const {
   const std::shared_lock kept(files_kept_);
   const absl::StatusOr<std::vector<Edge>> edges = EdgesBetween(from, to);
-  if (!edges.ok()) return edges.status();
-  std::vector<JournalStep> steps;
-  for (const Edge& edge : *edges) {
-    auto journal = ReadEdge(edge);
-    if (!journal.ok()) return journal.status();
-    steps.push_back({edge.from, edge.to, *std::move(journal)});
-  }
-  return steps;
+  return edges.ok() ? OpenEdges(*edges) : edges.status();
 }
 
 absl::StatusOr<std::vector<StoredDelta>> VersionStore::DeltasBetween(int64_t from,
@@ -87,13 +83,12 @@ absl::StatusOr<std::shared_ptr<const TensorReader>> VersionStore::OpenRoot(
   return options_.repository(root.number);
 }
 
-absl::StatusOr<std::shared_ptr<const TensorReader>> VersionStore::Weights(int64_t number) const {
-  const std::shared_lock kept(files_kept_);
+absl::StatusOr<VersionStore::Rooted> VersionStore::OpenNearestRoot(int64_t number) const {
   std::set<int64_t> unreadable;
   absl::Status failure =
       absl::NotFoundError(absl::StrCat("no way leads to the weights of version ", number));
   for (;;) {
-    std::vector<Edge> edges;
+    Rooted rooted;
     VersionRecord root;
     {
       const std::lock_guard lock(mutex_);
@@ -104,24 +99,36 @@ absl::StatusOr<std::shared_ptr<const TensorReader>> VersionStore::Weights(int64_
       root = *state_.Find(path.back());
       auto found = EdgesAlong({path.rbegin(), path.rend()});
       if (!found.ok()) return found.status();
-      edges = *std::move(found);
+      rooted.edges = *std::move(found);
     }
     auto weights = OpenRoot(root);
-    if (!weights.ok()) {  // the repository may have it no more; another root may do
-      failure = weights.status();
-      unreadable.insert(root.number);
-      continue;
+    if (weights.ok()) {
+      rooted.root = *std::move(weights);
+      return rooted;
     }
-    Journal whole;
-    for (const Edge& edge : edges) {
-      const auto journal = ReadEdge(edge);
-      if (!journal.ok()) return journal.status();
-      whole = Compose(whole, *journal);
-    }
-    if (auto status = CheckFits(whole, (*weights)->tensors()); !status.ok()) return status;
-    if (whole.tensors.empty()) return weights;
-    return std::make_shared<JournaledReader>(*std::move(weights), std::move(whole));
+    failure = weights.status();  // the repository may have it no more; another root may do
+    unreadable.insert(root.number);
   }
+}
+
+absl::StatusOr<std::vector<TensorInfo>> VersionStore::Tensors(int64_t number) const {
+  const std::shared_lock kept(files_kept_);
+  const auto rooted = OpenNearestRoot(number);
+  if (!rooted.ok()) return rooted.status();
+  return rooted->root->tensors();
+}
+
+absl::StatusOr<std::shared_ptr<const TensorReader>> VersionStore::Weights(int64_t number) const {
+  const std::shared_lock kept(files_kept_);
+  auto rooted = OpenNearestRoot(number);
+  if (!rooted.ok()) return rooted.status();
+  auto chain = OpenEdges(rooted->edges);
+  if (!chain.ok()) return chain.status();
+  auto whole = chain->ReadAll();
+  if (!whole.ok()) return whole.status();
+  if (auto status = CheckFits(*whole, rooted->root->tensors()); !status.ok()) return status;
+  if (whole->tensors.empty()) return std::move(rooted->root);
+  return std::make_shared<JournaledReader>(std::move(rooted->root), *std::move(whole));
 }
 
 // The version that is to get an anchor; 0: none needs to. On probation it is the one before, which

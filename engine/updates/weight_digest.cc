@@ -48,6 +48,19 @@ absl::string_view Present(const uint8_t* bytes, int64_t count, std::string& buff
   return {buffer.data(), static_cast<size_t>(reinterpret_cast<char*>(out) - buffer.data())};
 }
 
+Digest DigestOfTensor(const TensorInfo& tensor, const Digest& root) {
+  ByteWriter head;
+  head.Byte(2);
+  head.Text(tensor.name);
+  head.Text(tensor.dtype);
+  head.Varint(tensor.dims.size());
+  for (const int64_t dim : tensor.dims) head.Varint(static_cast<uint64_t>(dim));
+  Sha256 sha;
+  sha.Update(head.bytes());
+  sha.Update(root);
+  return sha.Finish();
+}
+
 absl::StatusOr<Digest> DigestTensor(const TensorReader& reader, size_t index) {
   const TensorInfo& tensor = reader.tensors()[index];
   TensorDigester digester(tensor);
@@ -69,16 +82,21 @@ int64_t BlockElements(const TensorInfo& tensor) {
   return row * std::max<int64_t>(1, kBlockElements / row);
 }
 
+Digest BlockHasher::Hash(const void* elements, int64_t count, ElementKind kind) {
+  const auto* bytes = static_cast<const uint8_t*>(elements);
+  sha_.Update(SizeOf(kind) == 4   ? Present<uint32_t>(bytes, count, present_)
+              : SizeOf(kind) == 2 ? Present<uint16_t>(bytes, count, present_)
+                                  : Present<uint8_t>(bytes, count, present_));
+  return sha_.Finish();
+}
+
 TensorDigester::TensorDigester(TensorInfo tensor)
     : tensor_(std::move(tensor)),
       block_elements_(BlockElements(tensor_)),
       element_bytes_(static_cast<size_t>(SizeOf(tensor_.kind()))) {}
 
 void TensorDigester::AddBlock(const uint8_t* elements, int64_t count) {
-  sha_.Update(element_bytes_ == 4   ? Present<uint32_t>(elements, count, present_)
-              : element_bytes_ == 2 ? Present<uint16_t>(elements, count, present_)
-                                    : Present<uint8_t>(elements, count, present_));
-  blocks_.push_back(sha_.Finish());
+  blocks_.push_back(hasher_.Hash(elements, count, tensor_.kind()));
 }
 
 void TensorDigester::Update(const void* elements, int64_t count) {
@@ -108,18 +126,7 @@ Digest TensorDigester::Content() {
   return MerkleRoot(blocks_);
 }
 
-Digest TensorDigester::Finish() {
-  const Digest root = Content();
-  ByteWriter head;
-  head.Byte(2);
-  head.Text(tensor_.name);
-  head.Text(tensor_.dtype);
-  head.Varint(tensor_.dims.size());
-  for (const int64_t dim : tensor_.dims) head.Varint(static_cast<uint64_t>(dim));
-  sha_.Update(head.bytes());
-  sha_.Update(root);
-  return sha_.Finish();
-}
+Digest TensorDigester::Finish() { return DigestOfTensor(tensor_, Content()); }
 
 Digest MerkleRoot(std::vector<Digest> level) {
   if (level.empty()) return Sha256Of(absl::string_view("\0", 1));
@@ -149,6 +156,13 @@ Digest ModelDigest(const std::vector<Digest>& tensors) {
   sha.Update(head.bytes());
   for (const Digest& tensor : tensors) sha.Update(tensor);
   return sha.Finish();
+}
+
+Digest DigestOf(const std::vector<TensorInfo>& tensors, const BlockDigests& blocks) {
+  std::vector<Digest> digests;
+  for (size_t i = 0; i < tensors.size(); ++i)
+    digests.push_back(DigestOfTensor(tensors[i], MerkleRoot(blocks.tensors[i])));
+  return ModelDigest(digests);
 }
 
 absl::StatusOr<Digest> DigestOf(const TensorReader& reader, int threads) {

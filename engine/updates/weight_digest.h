@@ -23,6 +23,21 @@ namespace espalier::updates {
 // elements are cut.
 int64_t BlockElements(const TensorInfo& tensor);
 
+// The leaves of a model's tree, by tensor and by block: 32 bytes for 16 Ki elements.
+struct BlockDigests {
+  std::vector<std::vector<Digest>> tensors;
+};
+
+class BlockHasher {
+ public:
+  // All elements of one block.
+  Digest Hash(const void* elements, int64_t count, ElementKind kind);
+
+ private:
+  std::string present_;  // scratch
+  Sha256 sha_;
+};
+
 // One tensor, its elements in order and in pieces of any size.
 class TensorDigester {
  public:
@@ -39,13 +54,13 @@ class TensorDigester {
   int64_t block_elements_;
   size_t element_bytes_;
   std::string pending_;  // elements of a block that is not full yet
-  std::string present_;  // scratch
-  Sha256 sha_;
+  BlockHasher hasher_;
   std::vector<Digest> blocks_;
 };
 
 Digest MerkleRoot(std::vector<Digest> level);
 Digest ModelDigest(const std::vector<Digest>& tensors);
+Digest DigestOf(const std::vector<TensorInfo>& tensors, const BlockDigests& blocks);
 
 // Reads everything. `threads` tensors at a time.
 absl::StatusOr<Digest> DigestOf(const TensorReader& reader, int threads = 1);

@@ -124,7 +124,7 @@ class LinearPublisher {
 class CountingLoader final : public runtime::ModelLoader {
  public:
   struct Control {
-    std::atomic<int> alive{0}, most{0}, loads{0}, edits{0};
+    std::atomic<int> alive{0}, most{0}, loads{0}, edits{0}, clones{0};
     std::atomic<bool> edits_unimplemented{false}, loads_fail{false}, runs_fail{false};
     Gate load_gate;
   };
@@ -163,6 +163,12 @@ class CountingLoader final : public runtime::ModelLoader {
     absl::Status Run(planner::ExecutionState& state, int64_t batch) const override {
       if (control_->runs_fail) return absl::InternalError("as asked for");
       return inner_->Run(state, batch);
+    }
+    absl::StatusOr<std::unique_ptr<PreparedModel>> Clone() const override {
+      auto clone = inner_->Clone();
+      if (!clone.ok()) return clone.status();
+      ++control_->clones;
+      return std::make_unique<Counted>(*std::move(clone), control_);
     }
     absl::Status Edit(absl::Span<const planner::TensorEdit> edits,
                       const formats::WeightSource& after) override {

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "engine/updates/weight_digest.h"
 #include "tests/engine/updates/memory_weights.h"
 #include "tests/engine/updates/random_weights.h"
@@ -95,6 +97,53 @@ TEST(JournalTest, NoChangeIsAnEmptyJournalAndAllChangedIsAFullOne) {
   EXPECT_EQ(journal->entries(), elements);
   weights.before.Apply(*journal);
   EXPECT_TRUE(weights.before == weights.after);
+}
+
+// Notes which tensors are read, and how much.
+class NotingReader final : public TensorReader {
+ public:
+  explicit NotingReader(const MemoryWeights& weights) : weights_(weights) {}
+  const std::vector<TensorInfo>& tensors() const override { return weights_.tensors(); }
+  absl::Status Read(size_t tensor, int64_t first, int64_t count, void* to) const override {
+    read[tensor] += count;
+    return weights_.Read(tensor, first, count, to);
+  }
+  mutable std::map<size_t, int64_t> read;
+
+ private:
+  const MemoryWeights& weights_;
+};
+
+TEST(JournalTest, TheDigestsOfBlocksFollowTheChangesAndOnlyThoseAreRead) {
+  const WeightsPair weights = MakeWeights(14);
+  const auto delta = OpenBytes(MakeDraft(weights.before, weights.after).Bytes());
+  BlockDigests blocks;
+  const auto journal = DecodeAndDigest(*delta, weights.before, {}, 3, blocks);
+  ASSERT_TRUE(journal.ok()) << journal.status();
+  EXPECT_EQ(*journal, *DecodeJournal(*delta, weights.before));
+  const auto& tensors = weights.before.tensors();
+  EXPECT_EQ(DigestOf(tensors, blocks), *DigestOf(weights.after));
+
+  // At both sides of the cut between two segments, inside a block, and at the very end.
+  const size_t large = static_cast<size_t>(FindTensor(tensors, "w.large"));
+  ASSERT_NE(kSegmentElements % BlockElements(tensors[large]), 0);
+  const int64_t last = tensors[large].elements() - 1;
+  for (const auto& changed : std::vector<std::vector<int64_t>>{
+           {kSegmentElements - 1}, {kSegmentElements}, {0, kSegmentElements + 1, last}, {}}) {
+    MemoryWeights next = weights.after;
+    for (const int64_t at : changed) next.data(large)[2 * at] ^= 1;
+    const auto step = OpenBytes(MakeDraft(weights.after, next).Bytes());
+    const NotingReader noting(weights.after);
+    BlockDigests followed = blocks;
+    const auto small = DecodeAndDigest(*step, noting, {}, 1, followed);
+    ASSERT_TRUE(small.ok()) << small.status();
+    EXPECT_EQ(small->entries(), static_cast<int64_t>(changed.size()));
+    EXPECT_EQ(DigestOf(tensors, followed), *DigestOf(next));
+    EXPECT_EQ(noting.read.size(), changed.empty() ? 0u : 1u);
+    EXPECT_LE(noting.read[large], changed.size() > 1
+                                      ? last + 1 + BlockElements(tensors[large])
+                                      : kSegmentElements + BlockElements(tensors[large]));
+  }
 }
 
 TEST(JournalTest, AChainOfAThousandDeltasEqualsTheTarget) {

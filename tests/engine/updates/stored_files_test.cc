@@ -121,14 +121,34 @@ TEST(JournalFileTest, TheFirstOneEverWrittenIsStillRead) {
   EXPECT_EQ(ReadJournal(disk, "/4.espj", SmallEnds()).value(), SmallJournal());
 }
 
-TEST(JournalChainTest, AComposedJournalLeadsWhereTheTwoLead) {
+TEST(JournalChainTest, JournalsLeadAsOneWhereTheyLeadOneByOne) {
   const Journal first{{{0, {{1, 10, 11}, {2, 20, 21}, {5, 50, 51}}}, {3, {{0, 1, 2}}}}};
   const Journal second{{{0, {{0, 1, 2}, {2, 21, 22}, {5, 51, 50}}}, {1, {{9, 1, 0}}}}};
   const Journal both{
       {{0, {{0, 1, 2}, {1, 10, 11}, {2, 20, 22}}}, {1, {{9, 1, 0}}}, {3, {{0, 1, 2}}}}};
-  EXPECT_EQ(Compose(first, second), both);
-  EXPECT_EQ(Compose(first, first.Inverse()), Journal{});
-  EXPECT_EQ(Compose(Journal{}, first), first);
+  SimulatedFileSystem disk;
+  JournalEnds ends = SmallEnds();
+  const auto open = [&](const std::string& path) {
+    auto reader = JournalReader::Open(disk, path, ends);
+    EXPECT_TRUE(reader.ok()) << reader.status();
+    return *std::move(reader);
+  };
+  const auto chain = [&](std::vector<std::pair<std::string, bool>> way) {
+    std::vector<JournalChain::Step> steps;
+    for (const auto& [path, forward] : way) steps.push_back({open(path), forward});
+    return JournalChain(std::move(steps)).ReadAll();
+  };
+  ASSERT_TRUE(WriteJournal(disk, "/1", ends, first).ok());
+  ASSERT_TRUE(WriteJournal(disk, "/2", ends, second).ok());
+  EXPECT_EQ(chain({{"/1", true}, {"/2", true}}).value(), both);
+  EXPECT_EQ(chain({{"/2", false}, {"/1", false}}).value(), both.Inverse());
+  EXPECT_EQ(chain({{"/1", true}, {"/1", false}}).value(), Journal{});
+  EXPECT_EQ(chain({{"/1", true}}).value(), first);
+  EXPECT_EQ(chain({}).value(), Journal{});
+  std::string damaged = disk.Contents("/2");
+  damaged.back() ^= 1;  // the seal
+  disk.Put("/2", damaged);
+  EXPECT_EQ(chain({{"/1", true}, {"/2", true}}).status().code(), absl::StatusCode::kDataLoss);
 }
 
 TEST(JournalChainTest, AJournalOverWeightsReadsAsTheNextVersion) {
