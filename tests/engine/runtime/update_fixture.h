@@ -126,7 +126,7 @@ class CountingLoader final : public runtime::ModelLoader {
   struct Control {
     std::atomic<int> alive{0}, most{0}, loads{0}, edits{0}, clones{0};
     std::atomic<bool> edits_unimplemented{false}, loads_fail{false}, runs_fail{false};
-    Gate load_gate;
+    Gate prepare_gate;  // of loads and clones
   };
   CountingLoader(std::unique_ptr<runtime::ModelLoader> inner, std::shared_ptr<Control> control)
       : inner_(std::move(inner)), control_(std::move(control)) {}
@@ -136,7 +136,7 @@ class CountingLoader final : public runtime::ModelLoader {
   }
   absl::StatusOr<runtime::LoadedModel> Load(runtime::LoadJob job) override {
     ++control_->loads;
-    control_->load_gate.Pass();
+    control_->prepare_gate.Pass();
     if (control_->loads_fail) return absl::ResourceExhaustedError("no memory, as asked for");
     auto loaded = inner_->Load(std::move(job));
     if (loaded.ok()) loaded->model = std::make_unique<Counted>(std::move(loaded->model), control_);
@@ -165,6 +165,7 @@ class CountingLoader final : public runtime::ModelLoader {
       return inner_->Run(state, batch);
     }
     absl::StatusOr<std::unique_ptr<PreparedModel>> Clone() const override {
+      control_->prepare_gate.Pass();
       auto clone = inner_->Clone();
       if (!clone.ok()) return clone.status();
       ++control_->clones;

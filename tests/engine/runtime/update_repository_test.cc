@@ -60,12 +60,12 @@ TEST_F(UpdateRepositoryTest, AnUnloadWhileAVersionIsPreparedEndsThatWell) {
   StartServer();
   publisher_.MakeVersion(1, 2);
   const std::string delta = publisher_.Delta(1, 2);
-  control_->load_gate.Close();
+  control_->prepare_gate.Close();
   absl::StatusOr<int64_t> staged = 0;
   std::thread pusher([&] { staged = Push(delta); });
-  control_->load_gate.AwaitWaiting(1);
+  control_->prepare_gate.AwaitWaiting(1);
   ASSERT_TRUE(manager_->Unload("m").ok());
-  control_->load_gate.Open();
+  control_->prepare_gate.Open();
   pusher.join();
   ASSERT_TRUE(Load("m").ok());
   EXPECT_EQ(Ask(), 1);
