@@ -1,6 +1,5 @@
 #include "engine/runtime/thread_priority.h"
 
-#include <sched.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -44,8 +43,6 @@ void StepAside(int) {
   if (since < std::chrono::nanoseconds(BackgroundWork::kQuiet).count()) {
     const timespec nap = TimespecOf(BackgroundWork::kNap);
     nanosleep(&nap, nullptr);
-  } else {
-    sched_yield();
   }
   if (timed != 0) BeginTurn();
   errno = error;

@@ -4,8 +4,8 @@
 // nearly all of a processor that they ask for, and a load still comes to its end on a machine that is
 // busy for good (SCHED_IDLE did not see to that). But a kernel without full preemption may leave the
 // processor to a thread that has it until the next tick, 4 ms at 250 Hz, and that is what a 99th
-// percentile is made of. So a background thread also steps aside on its own: every kTurn it yields,
-// and as long as requests come it naps, which leaves it about two fifths of a processor.
+// percentile is made of. So as long as requests come a background thread naps after every kTurn, which
+// leaves it about a third of a processor.
 //
 // TRAP  A thread hands its niceness down to the threads that it creates, and without
 //       privileges the way back is closed. What serves (instances, the device's workers) must
@@ -28,8 +28,8 @@ void NoteRequest(int64_t nanos);
 // where nobody handles it; system calls are restarted). Not nested.
 class BackgroundWork {
  public:
-  static constexpr std::chrono::microseconds kTurn{500};
-  static constexpr std::chrono::microseconds kNap{250};
+  static constexpr std::chrono::microseconds kTurn{250};
+  static constexpr std::chrono::microseconds kNap{500};
   static constexpr std::chrono::milliseconds kQuiet{10};  // since the last request: no more naps
 
   BackgroundWork();

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -22,7 +23,12 @@ constexpr size_t kMapBytes = size_t{1} << 20;
 
 void Buffer::Free::operator()(std::byte* p) const {
   if (mapped > 0) {
-    munmap(p, mapped);
+    // Piece by piece: a kernel without full preemption lets nobody else have the processor meanwhile.
+    for (size_t left = mapped; left > 0;) {
+      const size_t piece = std::min(left, kMapBytes);
+      left -= piece;
+      munmap(p + left, piece);
+    }
   } else {
     std::free(p);
   }
