@@ -28,6 +28,8 @@ timespec TimespecOf(std::chrono::nanoseconds time) {
 // Of the calling thread, for its signal handler; whether its turns are timed.
 thread_local timer_t turn_timer = {};
 thread_local volatile std::sig_atomic_t timed = 0;
+// How often somebody else was given the processor instead, and when that was noticed last.
+thread_local int64_t preemptions = 0, preempted_nanos = INT64_MIN / 2;
 
 // The next turn. A timer that ran on while the thread is aside would end a turn before it begins: on a machine
 // where it takes longer than kTurn to get a processor again the thread would never come back from its handler.
@@ -36,11 +38,21 @@ void BeginTurn() {
   timer_settime(turn_timer, 0, &times, nullptr);
 }
 
-// The signal handler: only calls that are safe in one.
+bool Within(int64_t nanos, std::chrono::nanoseconds time, int64_t now) {
+  return now - nanos < time.count();
+}
+
+// The signal handler: only system calls, as is safe in one.
 void StepAside(int) {
   const int error = errno;
-  const int64_t since = NowNanos() - last_request_nanos.load(std::memory_order_relaxed);
-  if (since < std::chrono::nanoseconds(BackgroundWork::kQuiet).count()) {
+  const int64_t now = NowNanos();
+  rusage usage = {};
+  if (getrusage(RUSAGE_THREAD, &usage) == 0 && usage.ru_nivcsw != preemptions) {
+    preemptions = usage.ru_nivcsw;
+    preempted_nanos = now;
+  }
+  if (Within(last_request_nanos.load(std::memory_order_relaxed), BackgroundWork::kQuiet, now) &&
+      Within(preempted_nanos, BackgroundWork::kAlone, now)) {
     const timespec nap = TimespecOf(BackgroundWork::kNap);
     nanosleep(&nap, nullptr);
   }

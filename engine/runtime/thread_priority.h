@@ -4,8 +4,8 @@
 // nearly all of a processor that they ask for, and a load still comes to its end on a machine that is
 // busy for good (SCHED_IDLE did not see to that). But a kernel without full preemption may leave the
 // processor to a thread that has it until the next tick, 4 ms at 250 Hz, and that is what a 99th
-// percentile is made of. So as long as requests come a background thread naps after every kTurn, which
-// leaves it about a third of a processor.
+// percentile is made of. So as long as requests come and others want its processor a background thread
+// naps after every kTurn, which leaves it about a third of a processor.
 //
 // TRAP  A thread hands its niceness down to the threads that it creates, and without
 //       privileges the way back is closed. What serves (instances, the device's workers) must
@@ -30,7 +30,8 @@ class BackgroundWork {
  public:
   static constexpr std::chrono::microseconds kTurn{250};
   static constexpr std::chrono::microseconds kNap{500};
-  static constexpr std::chrono::milliseconds kQuiet{10};  // since the last request: no more naps
+  static constexpr std::chrono::milliseconds kQuiet{10};   // since the last request: no more naps
+  static constexpr std::chrono::milliseconds kAlone{100};  // on a processor: no more naps either
 
   BackgroundWork();
   ~BackgroundWork();

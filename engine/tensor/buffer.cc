@@ -24,11 +24,8 @@ constexpr size_t kMapBytes = size_t{1} << 20;
 void Buffer::Free::operator()(std::byte* p) const {
   if (mapped > 0) {
     // Piece by piece: a kernel without full preemption lets nobody else have the processor meanwhile.
-    for (size_t left = mapped; left > 0;) {
-      const size_t piece = std::min(left, kMapBytes);
-      left -= piece;
-      munmap(p + left, piece);
-    }
+    for (size_t begin = 0; begin < mapped; begin += kMapBytes)
+      munmap(p + begin, std::min(kMapBytes, mapped - begin));
   } else {
     std::free(p);
   }

@@ -1,5 +1,7 @@
 #include "engine/tensor/tensor.h"
 
+#include <sys/mman.h>
+
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -28,6 +30,19 @@ TEST(TensorTest, AllocationIsAlignedAndRefusesWhatCannotBe) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor->data()) % kAlignment, 0u);
   EXPECT_FALSE(Tensor::Allocate(DType::kBytes, {1}).ok());
   EXPECT_FALSE(Tensor::Allocate(DType::kFloat64, {int64_t{1} << 61}).ok());
+}
+
+TEST(BufferTest, ALargeBufferIsGivenBackWhole) {
+  constexpr size_t kPage = 4096, kBytes = (size_t{3} << 20) + 5 * kPage + 100;
+  std::byte* begin = nullptr;
+  {
+    Buffer buffer = *Buffer::Allocate(kBytes);
+    begin = buffer.data();
+  }
+#if !defined(__SANITIZE_ADDRESS__)  // there it is the allocator's
+  for (size_t at = 0; at < kBytes; at += kPage)
+    EXPECT_EQ(msync(begin + at, kPage, MS_ASYNC), -1) << "still mapped at " << at;
+#endif
 }
 
 TEST(BufferTest, AMovedFromBufferIsEmpty) {
