@@ -254,7 +254,11 @@ class Loading:
 
 
 def load(options: Options) -> list[dict]:
-    """30 % of what fits: what the loads of another model cost the requests of this one."""
+    """30 % of what fits: what the loads of another model cost the requests of this one.
+
+    Linux shares processors between sessions first (autogroup), and server and client are two of them here: what the
+    server's background threads leave to others, it takes for the server. So set kernel.sched_autogroup_enabled to 0.
+    """
     with tempfile.TemporaryDirectory() as folder:
         repository, wide = pathlib.Path(folder, "models"), pathlib.Path(folder, "wide.onnx")
         write_perceptron(wide, LOADED_WIDTH, LOADED_LAYERS, LOADED_SPARSITY)
