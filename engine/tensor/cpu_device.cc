@@ -24,7 +24,7 @@ double CgroupCpuLimit() {
   return std::strtod(quota.c_str(), nullptr) / period;
 }
 
-std::string CpuModelName() {
+std::string ReadCpuModelName() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
     if (absl::string_view(line).substr(0, 10) == "model name") {
@@ -32,6 +32,12 @@ std::string CpuModelName() {
     }
   }
   return "unknown";
+}
+
+// Read once: a server has a device for every number of threads.
+const std::string& CpuModelName() {
+  static const std::string name = ReadCpuModelName();
+  return name;
 }
 
 class CpuDevice final : public Device {
