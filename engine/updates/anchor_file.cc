@@ -10,6 +10,7 @@
 #include "engine/updates/bytes.h"
 #include "engine/updates/manifest.h"
 #include "engine/updates/segment_codec.h"
+#include "engine/updates/segment_place.h"
 #include "engine/updates/stored_file.h"
 #include "engine/updates/weight_digest.h"
 
@@ -25,10 +26,6 @@ absl::string_view AsBytes(const Digest& digest) {
 
 int64_t SegmentsOf(const TensorInfo& tensor) {
   return (tensor.elements() + kSegmentElements - 1) / kSegmentElements;
-}
-
-int64_t SegmentSize(const TensorInfo& tensor, int64_t segment) {
-  return std::min(kSegmentElements, tensor.elements() - segment * kSegmentElements);
 }
 
 // The bitmap of elements with a bit set, then those elements.

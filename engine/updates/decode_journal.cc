@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/formats/names.h"
 #include "engine/updates/journal.h"
+#include "engine/updates/segment_place.h"
 
 namespace espalier::updates {
 namespace {
@@ -114,7 +115,7 @@ void Decoder::Work() {
 absl::Status Decoder::Do(Item& item, Scratch& scratch) const {
   const TensorInfo& tensor = base_.tensors()[item.tensor];
   const int64_t first = item.segment * kSegmentElements;
-  const int64_t count = std::min(kSegmentElements, tensor.elements() - first);
+  const int64_t count = SegmentSize(tensor, item.segment);
   const void* elements = base_.InMemory(item.tensor, first);
   if (elements == nullptr) {
     const auto bytes = static_cast<size_t>(count * SizeOf(tensor.kind()));
@@ -128,11 +129,7 @@ absl::Status Decoder::Do(Item& item, Scratch& scratch) const {
     if (!record.ok()) return record.status();
     const auto status =
         DecodeSegment(tensor.kind(), elements, count, *record, item.edits, item.found);
-    if (!status.ok()) {
-      return absl::Status(status.code(),
-                          absl::StrCat("tensor ", formats::Quoted(tensor.name), ", segment ",
-                                       item.segment, ": ", status.message()));
-    }
+    if (!status.ok()) return InTensor(tensor, item.segment, status);
   }
   if (blocks_ != nullptr) HashBlocks(item, elements, count, scratch);
   return absl::OkStatus();

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/formats/names.h"
+#include "engine/updates/segment_place.h"
 #include "engine/updates/weight_digest.h"
 
 namespace espalier::updates {
@@ -35,15 +36,6 @@ uint32_t BitsAt(const void* elements, ElementKind kind, int64_t position) {
   std::memcpy(&bits, static_cast<const char*>(elements) + position * size,
               static_cast<size_t>(size));
   return bits;
-}
-
-absl::Status InTensor(const TensorInfo& tensor, int64_t segment, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat("tensor ", formats::Quoted(tensor.name),
-                                                  ", segment ", segment, ": ", status.message()));
-}
-
-int64_t SegmentSize(const TensorInfo& tensor, int64_t segment) {
-  return std::min(kSegmentElements, tensor.elements() - segment * kSegmentElements);
 }
 
 }  // namespace
