@@ -146,6 +146,9 @@ TEST_F(UpdateServerTest, AServerThatStopsEndsWhatIsOpen) {
   while (watch->Read(&event)) {
   }
   EXPECT_EQ(watch->Finish().error_code(), StatusCode::UNAVAILABLE);
+  v1::PushDeltaResponse response;
+  EXPECT_FALSE(push->stream->Read(
+      &response));  // until then a client that closes its side is what ends a push
   const grpc::Status status = push->End();
   EXPECT_EQ(status.error_code(), StatusCode::UNAVAILABLE);
   EXPECT_THAT(status.error_message(), HasSubstr("shutting down"));
