@@ -219,21 +219,25 @@ absl::StatusOr<int64_t> UpdateManager::VerifyAndStage(const Opened& opened,
   if (!head.ok() && !absl::IsNotFound(head.status())) return head.status();
   absl::StatusOr<updates::VerifiedDelta> verified = updates::VerifiedDelta();
   absl::Status staged;
+  updates::Manifest manifest;
+  int64_t changes = 0;
   models_->InBackground([&] {
     verified = store.Verify(file, Policy());
     opened.line->Announce();
-    if (verified.ok()) staged = store.Stage(verified->manifest.target_version, verified->journal);
+    if (!verified.ok()) return;
+    manifest = verified->manifest;
+    changes = verified->journal->entries();
+    staged = store.Stage(*std::move(verified));
   });
   if (absl::IsAlreadyExists(verified.status()) && head.ok()) return head->target_version;
   if (!verified.ok()) return verified.status();
   if (!staged.ok()) return staged;
-  const updates::Manifest& manifest = verified->manifest;
   LogEvent(spdlog::level::info, "update staged",
            {{"model", opened.line->model()},
             {"version", manifest.target_version},
             {"base", manifest.base_version},
             {"sequence", manifest.sequence},
-            {"changes", verified->journal.entries()}});
+            {"changes", changes}});
   return manifest.target_version;
 }
 

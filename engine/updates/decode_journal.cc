@@ -1,6 +1,6 @@
-// A delta's records as a journal and, in the same pass over the base, the digests of the blocks that they change.
+// A delta's records as a journal, in order though many threads decode them, and, in the same pass over the base, the digests of the blocks that they change.
 #include <algorithm>
-#include <atomic>
+#include <condition_variable>
 #include <cstring>
 #include <iterator>
 #include <mutex>
@@ -8,8 +8,10 @@
 #include <thread>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "engine/formats/names.h"
+#include "engine/tensor/buffer.h"
 #include "engine/updates/journal.h"
 #include "engine/updates/segment_place.h"
 
@@ -27,16 +29,28 @@ absl::Status CheckCounts(const TensorDelta& expected, const EventCounts& found) 
   return absl::OkStatus();
 }
 
+// Segments that may be decoded before the one that is waited for: for each thread one at work, one done.
+constexpr size_t kAhead = 2;
+// Of all threads' segments.
+constexpr int64_t kMaxSegmentBytes = int64_t{64} << 20;
+// Entries that a sink is given at a time.
+constexpr size_t kPieceEntries = 16 << 10;
+
 class Decoder {
  public:
   // `blocks` null: nothing is hashed.
-  Decoder(const DeltaFile& delta, const TensorReader& base, BlockDigests* blocks)
-      : delta_(delta), base_(base), blocks_(blocks) {}
+  Decoder(const DeltaFile& delta, const TensorReader& base, BlockDigests* blocks, JournalSink& sink)
+      : delta_(delta), base_(base), blocks_(blocks), sink_(sink) {}
 
-  absl::StatusOr<Journal> Run(const JournalLimits& limits, int threads,
-                              const WorkerScope& worker_scope = nullptr);
+  absl::Status Run(const JournalLimits& limits, int threads,
+                   const WorkerScope& worker_scope = nullptr);
 
  private:
+  // The part of a block that lies in one of two segments: its elements as they will be.
+  struct Part {
+    std::string elements;
+    bool changed = false;
+  };
   // A segment that is read.
   struct Item {
     size_t tensor = 0;  // of the base
@@ -44,29 +58,50 @@ class Decoder {
     std::optional<RecordRef> record;  // what changes in it
     std::vector<Edit> edits;
     EventCounts found;
+    Part head, tail;  // of the blocks that it shares with the segments before and after
+    bool done = false;
   };
   struct Scratch {
-    std::vector<char> segment, block;
+    Buffer segment;
+    std::vector<char> block;
     BlockHasher hasher;
   };
 
+  absl::Status Promise(const std::vector<size_t>& indices, const JournalLimits& limits);
   absl::Status ListItems(const std::vector<size_t>& indices);
   void Work();
   absl::Status Do(Item& item, Scratch& scratch) const;
-  void HashBlocks(const Item& item, const void* elements, int64_t count, Scratch& scratch) const;
-  absl::Status HashAcross(size_t tensor, absl::Span<const JournalEntry> entries,
+  void HashBlocks(const Item& item, const char* elements, int64_t count, Scratch& scratch) const;
+  Part PartOf(const Item& item, const char* elements, int64_t begin, int64_t end) const;
+  // What is done, in its order, unless another thread is at it.
+  void HandOver(std::unique_lock<std::mutex>& lock, Scratch& scratch);
+  absl::Status HandOver(Item& item, Item* before, const Item* after, Scratch& scratch);
+  absl::Status HashAcross(const Item& item, const Part* tail, const Part* head, int64_t cut,
                           Scratch& scratch) const;
-  absl::StatusOr<Journal> Join();
+  absl::StatusOr<Part> ReadPart(size_t tensor, int64_t begin, int64_t end) const;
+  absl::Status CheckAllCounts() const;
 
   const DeltaFile& delta_;
   const TensorReader& base_;
   BlockDigests* const blocks_;
-  bool known_ = true;        // the blocks that nothing changes
-  std::vector<Item> items_;  // ascending by tensor and segment
-  std::atomic<size_t> next_{0};
+  JournalSink& sink_;
+  bool known_ = true;               // the blocks that nothing changes
+  std::vector<Item> items_;         // ascending by tensor and segment
+  std::vector<EventCounts> found_;  // of each tensor of the manifest; whoever hands over
+  size_t ahead_ = kAhead;
+
   std::mutex mutex_;
-  size_t failed_ = SIZE_MAX;  // the first item that did
-  absl::Status failure_;
+  std::condition_variable handed_over_;
+  size_t next_ ABSL_GUARDED_BY(mutex_) = 0;        // to be taken
+  size_t waited_for_ ABSL_GUARDED_BY(mutex_) = 0;  // to be handed over
+  bool handing_over_ ABSL_GUARDED_BY(mutex_) = false;
+  size_t failed_ ABSL_GUARDED_BY(mutex_) = SIZE_MAX;  // the first item that did
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+  void Fail(size_t item, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (item < failed_) failure_ = status;
+    failed_ = std::min(failed_, item);
+    handed_over_.notify_all();
+  }
 };
 
 absl::Status Decoder::ListItems(const std::vector<size_t>& indices) {
@@ -102,27 +137,55 @@ absl::Status Decoder::ListItems(const std::vector<size_t>& indices) {
 
 void Decoder::Work() {
   Scratch scratch;
-  for (size_t i; (i = next_.fetch_add(1)) < items_.size();) {
-    const absl::Status status = Do(items_[i], scratch);
-    if (status.ok()) continue;
-    const std::lock_guard lock(mutex_);
-    if (i < failed_) failure_ = status;
-    failed_ = std::min(failed_, i);
-    next_ = items_.size();
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    handed_over_.wait(lock, [&] {
+      return failed_ != SIZE_MAX || next_ == items_.size() || next_ < waited_for_ + ahead_;
+    });
+    if (failed_ != SIZE_MAX || next_ == items_.size()) return;
+    const size_t taken = next_++;
+    lock.unlock();
+    const absl::Status status = Do(items_[taken], scratch);
+    lock.lock();
+    items_[taken].done = status.ok();
+    if (!status.ok()) Fail(taken, status);
+    HandOver(lock, scratch);
   }
+}
+
+void Decoder::HandOver(std::unique_lock<std::mutex>& lock, Scratch& scratch) {
+  if (std::exchange(handing_over_, true)) return;
+  while (waited_for_ < std::min(failed_, items_.size()) && items_[waited_for_].done) {
+    const size_t at = waited_for_;
+    lock.unlock();
+    const auto neighbour = [&](size_t index) {
+      return index < items_.size() ? &items_[index] : nullptr;
+    };
+    const auto status = HandOver(items_[at], neighbour(at - 1), neighbour(at + 1), scratch);
+    lock.lock();
+    if (!status.ok()) Fail(at, status);
+    ++waited_for_;
+    handed_over_.notify_all();
+  }
+  handing_over_ = false;
 }
 
 absl::Status Decoder::Do(Item& item, Scratch& scratch) const {
   const TensorInfo& tensor = base_.tensors()[item.tensor];
   const int64_t first = item.segment * kSegmentElements;
   const int64_t count = SegmentSize(tensor, item.segment);
-  const void* elements = base_.InMemory(item.tensor, first);
+  const auto* elements = static_cast<const char*>(base_.InMemory(item.tensor, first));
   if (elements == nullptr) {
     const auto bytes = static_cast<size_t>(count * SizeOf(tensor.kind()));
-    if (scratch.segment.size() < bytes) scratch.segment.resize(bytes);
+    if (scratch.segment.size() < bytes) {
+      scratch.segment = Buffer();
+      auto segment = Buffer::Allocate(bytes);
+      if (!segment.ok()) return segment.status();
+      scratch.segment = *std::move(segment);
+    }
     auto status = base_.Read(item.tensor, first, count, scratch.segment.data());
     if (!status.ok()) return status;
-    elements = scratch.segment.data();
+    elements = reinterpret_cast<const char*>(scratch.segment.data());
   }
   if (item.record) {
     const auto record = delta_.Read(*item.record);
@@ -131,12 +194,33 @@ absl::Status Decoder::Do(Item& item, Scratch& scratch) const {
         DecodeSegment(tensor.kind(), elements, count, *record, item.edits, item.found);
     if (!status.ok()) return InTensor(tensor, item.segment, status);
   }
-  if (blocks_ != nullptr) HashBlocks(item, elements, count, scratch);
+  if (blocks_ == nullptr) return absl::OkStatus();
+  HashBlocks(item, elements, count, scratch);
+  const int64_t block = BlockElements(tensor);
+  if (first % block != 0)
+    item.head = PartOf(item, elements, 0, std::min(block - first % block, count));
+  const int64_t end = first + count, last_block = end / block * block;
+  if (end < tensor.elements() && last_block != end)
+    item.tail = PartOf(item, elements, last_block - first, count);
   return absl::OkStatus();
 }
 
+Decoder::Part Decoder::PartOf(const Item& item, const char* elements, int64_t begin,
+                              int64_t end) const {
+  const auto size = static_cast<size_t>(SizeOf(base_.tensors()[item.tensor].kind()));
+  const auto bytes = [&](int64_t count) { return static_cast<size_t>(count) * size; };
+  Part part{std::string(elements + bytes(begin), bytes(end - begin))};
+  const auto less = [](const Edit& edit, int64_t position) { return edit.position < position; };
+  auto edit = std::lower_bound(item.edits.begin(), item.edits.end(), begin, less);
+  for (; edit != item.edits.end() && edit->position < end; ++edit) {
+    std::memcpy(part.elements.data() + bytes(edit->position - begin), &edit->new_bits, size);
+    part.changed = true;
+  }
+  return part;
+}
+
 // Those that lie in the segment as a whole.
-void Decoder::HashBlocks(const Item& item, const void* elements, int64_t count,
+void Decoder::HashBlocks(const Item& item, const char* elements, int64_t count,
                          Scratch& scratch) const {
   const TensorInfo& tensor = base_.tensors()[item.tensor];
   const auto size = static_cast<size_t>(SizeOf(tensor.kind()));
@@ -152,7 +236,7 @@ void Decoder::HashBlocks(const Item& item, const void* elements, int64_t count,
     if (end > count) break;
     const auto changed = skip_to(begin), changed_end = skip_to(end);
     if (known_ && changed == changed_end) continue;
-    const char* from = static_cast<const char*>(elements) + static_cast<size_t>(begin) * size;
+    const char* from = elements + static_cast<size_t>(begin) * size;
     if (changed != changed_end) {
       scratch.block.assign(from, from + static_cast<size_t>(end - begin) * size);
       for (auto at = changed; at != changed_end; ++at) {
@@ -166,77 +250,115 @@ void Decoder::HashBlocks(const Item& item, const void* elements, int64_t count,
   }
 }
 
-// Those that lie in two segments.
-absl::Status Decoder::HashAcross(size_t tensor, absl::Span<const JournalEntry> entries,
+absl::StatusOr<Decoder::Part> Decoder::ReadPart(size_t tensor, int64_t begin, int64_t end) const {
+  Part part;
+  part.elements.resize(static_cast<size_t>((end - begin) * SizeOf(base_.tensors()[tensor].kind())));
+  auto status = base_.Read(tensor, begin, end - begin, part.elements.data());
+  if (!status.ok()) return status;
+  return part;
+}
+
+// The block that a cut between two segments goes through. Null: nothing changes on that side of it.
+absl::Status Decoder::HashAcross(const Item& item, const Part* tail, const Part* head, int64_t cut,
                                  Scratch& scratch) const {
-  const TensorInfo& info = base_.tensors()[tensor];
-  const auto size = static_cast<size_t>(SizeOf(info.kind()));
-  const int64_t block = BlockElements(info);
-  for (int64_t cut = kSegmentElements; cut < info.elements(); cut += kSegmentElements) {
-    const int64_t begin = cut / block * block, end = std::min(begin + block, info.elements());
-    if (begin == cut) continue;
-    const auto less = [](const JournalEntry& entry, int64_t at) { return entry.position < at; };
-    const auto changed = std::lower_bound(entries.begin(), entries.end(), begin, less);
-    const auto changed_end = std::lower_bound(changed, entries.end(), end, less);
-    if (known_ && changed == changed_end) continue;
-    scratch.block.resize(static_cast<size_t>(end - begin) * size);
-    auto status = base_.Read(tensor, begin, end - begin, scratch.block.data());
-    if (!status.ok()) return status;
-    for (auto at = changed; at != changed_end; ++at) {
-      std::memcpy(scratch.block.data() + static_cast<size_t>(at->position - begin) * size,
-                  &at->new_bits, size);
+  const TensorInfo& info = base_.tensors()[item.tensor];
+  const int64_t block = BlockElements(info), begin = cut / block * block;
+  if (begin == cut) return absl::OkStatus();
+  if (known_ && !(tail != nullptr && tail->changed) && !(head != nullptr && head->changed))
+    return absl::OkStatus();
+  const auto before = tail != nullptr ? *tail : ReadPart(item.tensor, begin, cut);
+  if (!before.ok()) return before.status();
+  const auto after = head != nullptr
+                         ? *head
+                         : ReadPart(item.tensor, cut, std::min(begin + block, info.elements()));
+  if (!after.ok()) return after.status();
+  scratch.block.assign(before->elements.begin(), before->elements.end());
+  scratch.block.insert(scratch.block.end(), after->elements.begin(), after->elements.end());
+  blocks_->tensors[item.tensor][static_cast<size_t>(begin / block)] = scratch.hasher.Hash(
+      scratch.block.data(), static_cast<int64_t>(scratch.block.size()) / SizeOf(info.kind()),
+      info.kind());
+  return absl::OkStatus();
+}
+
+// `before` and `after`: the items beside it; `before` was handed over.
+absl::Status Decoder::HandOver(Item& item, Item* before, const Item* after, Scratch& scratch) {
+  const int64_t first = item.segment * kSegmentElements;
+  if (blocks_ != nullptr) {
+    const auto is = [&](const Item* other, int64_t segment) {
+      return other != nullptr && other->tensor == item.tensor && other->segment == segment;
+    };
+    const int64_t end = first + SegmentSize(base_.tensors()[item.tensor], item.segment);
+    absl::Status status;
+    if (first > 0) {
+      const Part* tail = is(before, item.segment - 1) ? &before->tail : nullptr;
+      status = HashAcross(item, tail, &item.head, first, scratch);
     }
-    blocks_->tensors[tensor][static_cast<size_t>(begin / block)] =
-        scratch.hasher.Hash(scratch.block.data(), end - begin, info.kind());
+    if (status.ok() && end < base_.tensors()[item.tensor].elements() &&
+        !is(after, item.segment + 1))
+      status = HashAcross(item, &item.tail, nullptr, end, scratch);
+    if (!status.ok()) return status;
+    if (before != nullptr) before->tail = {};
+    item.head = {};
+  }
+  if (!item.record) return absl::OkStatus();
+  EventCounts& found = found_[item.record->tensor];
+  found += item.found;
+  const std::vector<Edit> edits = std::exchange(item.edits, {});
+  // More than the manifest says is refused when all have been counted.
+  if (found.total() > delta_.manifest().tensors[item.record->tensor].counts.total())
+    return absl::OkStatus();
+  std::vector<JournalEntry> entries;
+  for (size_t begin = 0; begin < edits.size(); begin += kPieceEntries) {
+    entries.clear();
+    const size_t end = std::min(begin + kPieceEntries, edits.size());
+    for (size_t i = begin; i < end; ++i)
+      entries.push_back({first + edits[i].position, edits[i].old_bits, edits[i].new_bits});
+    if (auto status = sink_.Append(item.tensor, entries); !status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<Journal> Decoder::Join() {
-  const auto& expected = delta_.manifest().tensors;
-  std::vector<EventCounts> found(expected.size());
-  for (const Item& item : items_) {
-    if (item.record) found[item.record->tensor] += item.found;
+absl::Status Decoder::CheckAllCounts() const {
+  for (size_t i = 0; i < found_.size(); ++i) {
+    if (auto status = CheckCounts(delta_.manifest().tensors[i], found_[i]); !status.ok())
+      return status;
   }
-  for (size_t i = 0; i < found.size(); ++i) {
-    if (auto status = CheckCounts(expected[i], found[i]); !status.ok()) return status;
-  }
-  Journal journal;
-  Scratch scratch;
-  for (auto item = items_.begin(); item != items_.end();) {
-    TensorJournal tensor{item->tensor, {}};
-    size_t entries = 0;
-    auto end = item;
-    for (; end != items_.end() && end->tensor == tensor.tensor; ++end) entries += end->edits.size();
-    tensor.entries.reserve(entries);
-    for (; item != end; ++item) {
-      const int64_t first = item->segment * kSegmentElements;
-      for (const Edit& edit : item->edits)
-        tensor.entries.push_back({first + edit.position, edit.old_bits, edit.new_bits});
-      item->edits = {};
-    }
-    if (blocks_ != nullptr) {
-      auto status = HashAcross(tensor.tensor, tensor.entries, scratch);
-      if (!status.ok()) return status;
-    }
-    if (!tensor.entries.empty()) journal.tensors.push_back(std::move(tensor));
-  }
-  return journal;
+  return absl::OkStatus();
 }
 
-absl::StatusOr<Journal> Decoder::Run(const JournalLimits& limits, int threads,
-                                     const WorkerScope& worker_scope) {
+absl::Status Decoder::Promise(const std::vector<size_t>& indices, const JournalLimits& limits) {
   const Manifest& manifest = delta_.manifest();
-  const auto indices = MatchTensors(manifest, base_);
-  if (!indices.ok()) return indices.status();
   const int64_t total = manifest.counts().total();
   if (total > limits.max_bytes / static_cast<int64_t>(sizeof(JournalEntry))) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "a journal of ", total, " changes takes more than ", limits.max_bytes, " bytes"));
   }
+  std::vector<ChangedTensor> tensors;
+  for (size_t i = 0; i < indices.size(); ++i) {
+    const auto entries = static_cast<uint64_t>(manifest.tensors[i].counts.total());
+    if (entries > 0) tensors.push_back({indices[i], entries});
+  }
+  found_.resize(indices.size());
+  return sink_.Begin(tensors);
+}
+
+absl::Status Decoder::Run(const JournalLimits& limits, int threads,
+                          const WorkerScope& worker_scope) {
+  const auto indices = MatchTensors(delta_.manifest(), base_);
+  if (!indices.ok()) return indices.status();
+  if (auto status = Promise(*indices, limits); !status.ok()) return status;
   if (auto status = ListItems(*indices); !status.ok()) return status;
+  int64_t segment_bytes = 1;
+  for (const Item& item : items_) {
+    const TensorInfo& tensor = base_.tensors()[item.tensor];
+    segment_bytes =
+        std::max(segment_bytes, SegmentSize(tensor, item.segment) * SizeOf(tensor.kind()));
+  }
+  const size_t at_once = std::min({items_.size(), static_cast<size_t>(std::max(threads, 1)),
+                                   static_cast<size_t>(kMaxSegmentBytes / segment_bytes)});
+  ahead_ = kAhead * std::max<size_t>(at_once, 1);
   std::vector<std::thread> others;
-  for (int i = 1; i < threads && static_cast<size_t>(i) < items_.size(); ++i) {
+  for (size_t i = 1; i < at_once; ++i) {
     others.emplace_back([&] {
       const std::shared_ptr<void> scope = worker_scope ? worker_scope() : nullptr;
       Work();
@@ -244,21 +366,24 @@ absl::StatusOr<Journal> Decoder::Run(const JournalLimits& limits, int threads,
   }
   Work();
   for (std::thread& other : others) other.join();
-  if (!failure_.ok()) return failure_;
-  return Join();
+  const std::lock_guard lock(mutex_);
+  return failure_.ok() ? CheckAllCounts() : failure_;
 }
 
 }  // namespace
 
 absl::StatusOr<Journal> DecodeJournal(const DeltaFile& delta, const TensorReader& base,
                                       const JournalLimits& limits, int threads) {
-  return Decoder(delta, base, nullptr).Run(limits, threads);
+  JournalCollector collector;
+  auto status = Decoder(delta, base, nullptr, collector).Run(limits, threads);
+  if (!status.ok()) return status;
+  return std::move(collector.journal);
 }
 
-absl::StatusOr<Journal> DecodeAndDigest(const DeltaFile& delta, const TensorReader& base,
-                                        const JournalLimits& limits, int threads,
-                                        BlockDigests& blocks, const WorkerScope& worker_scope) {
-  return Decoder(delta, base, &blocks).Run(limits, threads, worker_scope);
+absl::Status DecodeAndDigest(const DeltaFile& delta, const TensorReader& base,
+                             const JournalLimits& limits, int threads, BlockDigests& blocks,
+                             JournalSink& sink, const WorkerScope& worker_scope) {
+  return Decoder(delta, base, &blocks, sink).Run(limits, threads, worker_scope);
 }
 
 }  // namespace espalier::updates

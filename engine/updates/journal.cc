@@ -54,6 +54,22 @@ Journal Journal::Inverse() const {
   return inverse;
 }
 
+absl::Status JournalCollector::Begin(absl::Span<const ChangedTensor> tensors) {
+  for (const auto& [tensor, entries] : tensors) {
+    journal.tensors.push_back({tensor, {}});
+    journal.tensors.back().entries.reserve(entries);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JournalCollector::Append(size_t tensor, absl::Span<const JournalEntry> entries) {
+  auto at =
+      std::lower_bound(journal.tensors.begin(), journal.tensors.end(), tensor,
+                       [](const TensorJournal& item, size_t index) { return item.tensor < index; });
+  at->entries.insert(at->entries.end(), entries.begin(), entries.end());
+  return absl::OkStatus();
+}
+
 absl::Status CheckBase(const Manifest& manifest, const Digest& weights) {
   if (manifest.base.weights == weights) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(

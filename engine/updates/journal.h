@@ -2,13 +2,14 @@
 // checked as a whole before anything is touched.
 //
 //   auto journal = DecodeJournal(delta, base);    // every rule of every list was checked
+//   DecodeAndDigest(delta, base, …, sink)         // the same, a piece at a time
 //   ApplyTo(weights, kind, entries);              // an overwrite: done twice, it is done once
 //   UndoIn(weights, kind, entries);               // the same list with the old values
 //
 // The inverse of a journal is the journal with old and new exchanged: rollback needs nothing else.
 //
-// Memory   16 bytes a changed element (28 of the tensor that is being put together), reserved after its count was
-//          compared with `max_bytes`; to decode, a segment for each thread.
+// Memory   16 bytes a changed element of a Journal, reserved after its count was compared with `max_bytes`. To decode: a
+//          segment for each thread, 64 MiB of them at most, and 12 bytes a change of two segments for each.
 // Errors   FailedPrecondition: another base. InvalidArgument: the delta breaks a rule, or does not
 //          lead to the digest that it promises. ResourceExhausted: more changes than allowed.
 #pragma once
@@ -45,6 +46,29 @@ struct Journal {
   bool operator==(const Journal&) const = default;
 };
 
+struct ChangedTensor {
+  size_t tensor = 0;     // in the base's tensors()
+  uint64_t entries = 0;  // at least 1
+};
+
+// Where a journal goes while it is decoded.
+class JournalSink {
+ public:
+  virtual ~JournalSink() = default;
+  // First, once: what the delta promises, ascending.
+  virtual absl::Status Begin(absl::Span<const ChangedTensor> tensors) = 0;
+  // Ascending by tensor and position, in pieces of any size, never more than was promised.
+  virtual absl::Status Append(size_t tensor, absl::Span<const JournalEntry> entries) = 0;
+};
+
+// Keeps it in memory.
+class JournalCollector final : public JournalSink {
+ public:
+  absl::Status Begin(absl::Span<const ChangedTensor> tensors) override;
+  absl::Status Append(size_t tensor, absl::Span<const JournalEntry> entries) override;
+  Journal journal;
+};
+
 // Called by every thread beside the caller's before it works; what it returns lives until it has.
 using WorkerScope = std::function<std::shared_ptr<void>()>;
 
@@ -65,11 +89,11 @@ absl::StatusOr<std::vector<size_t>> MatchTensors(const Manifest& manifest,
 absl::StatusOr<Journal> DecodeJournal(const DeltaFile& delta, const TensorReader& base,
                                       const JournalLimits& limits = {}, int threads = 1);
 // In the same pass, the digests of the weights that it leads to. `blocks`: those of the base, so that only the blocks
-// that change are hashed and only the segments that change are read; or empty, when they are not known.
-absl::StatusOr<Journal> DecodeAndDigest(const DeltaFile& delta, const TensorReader& base,
-                                        const JournalLimits& limits, int threads,
-                                        BlockDigests& blocks,
-                                        const WorkerScope& worker_scope = nullptr);
+// that change are hashed and only the segments that change are read; or empty, when they are not known. What `sink` got is
+// to be believed when this returns OK.
+absl::Status DecodeAndDigest(const DeltaFile& delta, const TensorReader& base,
+                             const JournalLimits& limits, int threads, BlockDigests& blocks,
+                             JournalSink& sink, const WorkerScope& worker_scope = nullptr);
 // InvalidArgument unless `weights` is the digest that the delta promises.
 absl::Status CheckPromise(const Manifest& manifest, const Digest& weights);
 

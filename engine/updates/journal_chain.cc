@@ -1,98 +1,102 @@
 #include "engine/updates/journal_chain.h"
 
 #include <algorithm>
-#include <cstring>
+#include <limits>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "engine/formats/names.h"
-
 namespace espalier::updates {
-std::vector<JournalEntry> Compose(const std::vector<JournalEntry>& first,
-                                  const std::vector<JournalEntry>& second) {
-  std::vector<JournalEntry> merged;
-  merged.reserve(std::max(first.size(), second.size()));
-  auto a = first.begin(), b = second.begin();
-  while (a != first.end() || b != second.end()) {
-    if (b == second.end() || (a != first.end() && a->position < b->position)) {
-      merged.push_back(*a++);
-    } else if (a == first.end() || b->position < a->position) {
-      merged.push_back(*b++);
-    } else {
-      if (a->old_bits != b->new_bits) merged.push_back({a->position, a->old_bits, b->new_bits});
-      ++a;
-      ++b;
-    }
-  }
-  return merged;
+namespace {
+
+constexpr int64_t kNowhere = std::numeric_limits<int64_t>::max();
+
+}  // namespace
+
+JournalChain::JournalChain(std::vector<Step> steps) {
+  for (Step& step : steps) cursors_.push_back({std::move(step), {}});
 }
 
-absl::StatusOr<std::optional<TensorJournal>> JournalChain::Next() {
+// To the next entry of the tensor; past its last one the piece is empty.
+absl::Status JournalChain::Cursor::Advance() {
+  if (++at < piece.size()) return absl::OkStatus();
+  at = 0;
+  piece.clear();
+  if (left == 0) return absl::OkStatus();
+  if (auto status = step.reader.NextPiece(piece); !status.ok()) return status;
+  left -= piece.size();
+  if (step.forward) return absl::OkStatus();
+  for (JournalEntry& entry : piece) std::swap(entry.old_bits, entry.new_bits);
+  return absl::OkStatus();
+}
+
+// Old bits of the first journal that changes an element, new bits of the last.
+absl::StatusOr<size_t> JournalChain::Compose(absl::Span<JournalEntry> to) {
+  size_t count = 0;
+  for (;;) {
+    JournalEntry composed{kNowhere, 0, 0};
+    for (const Cursor& cursor : cursors_) {
+      if (!cursor.piece.empty())
+        composed.position = std::min(composed.position, cursor.piece[cursor.at].position);
+    }
+    if (composed.position == kNowhere) return count;
+    bool first = true;
+    for (Cursor& cursor : cursors_) {
+      if (cursor.piece.empty() || cursor.piece[cursor.at].position != composed.position) continue;
+      const JournalEntry& entry = cursor.piece[cursor.at];
+      if (first) composed.old_bits = entry.old_bits;
+      composed.new_bits = entry.new_bits;
+      first = false;
+      if (auto status = cursor.Advance(); !status.ok()) return status;
+    }
+    if (composed.old_bits != composed.new_bits) to[count++] = composed;
+  }
+}
+
+absl::StatusOr<std::optional<JournalChain::Changes>> JournalChain::Next() {
   for (;;) {
     size_t tensor = SIZE_MAX;
-    for (const Step& step : steps_) tensor = std::min(tensor, step.reader.next_tensor());
+    for (const Cursor& cursor : cursors_)
+      tensor = std::min(tensor, cursor.step.reader.next_tensor());
     if (tensor == SIZE_MAX) break;
-    TensorJournal composed{tensor, {}};
-    for (Step& step : steps_) {
-      if (step.reader.next_tensor() != tensor) continue;
-      auto next = step.reader.Next();
-      if (!next.ok()) return next.status();
-      if (!step.forward) {
-        for (JournalEntry& entry : next->entries) std::swap(entry.old_bits, entry.new_bits);
-      }
-      composed.entries = composed.entries.empty() ? std::move(next->entries)
-                                                  : Compose(composed.entries, next->entries);
+    uint64_t most = 0;
+    for (Cursor& cursor : cursors_) {
+      if (cursor.step.reader.next_tensor() != tensor) continue;
+      cursor.left = cursor.step.reader.next_entries();
+      most += cursor.left;
     }
-    if (!composed.entries.empty()) return composed;
+    entries_ = Buffer();
+    auto room = Buffer::Allocate(most * sizeof(JournalEntry));
+    if (!room.ok()) return room.status();
+    entries_ = *std::move(room);
+    for (Cursor& cursor : cursors_) {
+      if (auto status = cursor.Advance(); !status.ok()) return status;
+    }
+    const absl::Span<JournalEntry> to(reinterpret_cast<JournalEntry*>(entries_.data()), most);
+    const auto count = Compose(to);
+    if (!count.ok()) return count.status();
+    if (*count > 0) return Changes{tensor, to.subspan(0, *count)};
   }
-  for (Step& step : steps_) {
-    if (auto status = step.reader.End(); !status.ok()) return status;
+  entries_ = Buffer();
+  for (Cursor& cursor : cursors_) {
+    if (auto status = cursor.step.reader.End(); !status.ok()) return status;
   }
   return std::nullopt;
 }
 
-absl::StatusOr<Journal> JournalChain::ReadAll() {
-  Journal journal;
-  for (;;) {
-    auto tensor = Next();
-    if (!tensor.ok()) return tensor.status();
-    if (!*tensor) return journal;
-    journal.tensors.push_back(**std::move(tensor));
+absl::StatusOr<std::shared_ptr<const JournaledReader>> JournaledReader::Create(
+    std::shared_ptr<const TensorReader> base, std::vector<Step> steps) {
+  for (const Step& step : steps) {
+    if (auto status = step.journal->CheckFits(base->tensors()); !status.ok()) return status;
   }
-}
-
-absl::Status CheckFits(const Journal& journal, const std::vector<TensorInfo>& tensors) {
-  for (const TensorJournal& tensor : journal.tensors) {
-    if (tensor.tensor >= tensors.size()) {
-      return absl::InvalidArgumentError(absl::StrCat("the journal changes tensor ", tensor.tensor,
-                                                     ", there are ", tensors.size()));
-    }
-    const TensorInfo& info = tensors[tensor.tensor];
-    if (!tensor.entries.empty() && tensor.entries.back().position >= info.elements()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the journal changes element ", tensor.entries.back().position,
-                       " of tensor ", formats::Quoted(info.name), ", which has ", info.elements()));
-    }
-  }
-  return absl::OkStatus();
-}
-
-JournaledReader::JournaledReader(std::shared_ptr<const TensorReader> base, Journal journal)
-    : base_(std::move(base)), journal_(std::move(journal)), of_(base_->tensors().size()) {
-  for (const TensorJournal& tensor : journal_.tensors) of_[tensor.tensor] = &tensor;
+  return std::shared_ptr<const JournaledReader>(
+      new JournaledReader(std::move(base), std::move(steps)));
 }
 
 absl::Status JournaledReader::Read(size_t tensor, int64_t first, int64_t count, void* to) const {
   if (auto status = base_->Read(tensor, first, count, to); !status.ok()) return status;
-  if (of_[tensor] == nullptr) return absl::OkStatus();
-  const auto& entries = of_[tensor]->entries;
-  const auto size = static_cast<size_t>(SizeOf(tensors()[tensor].kind()));
-  auto entry = std::lower_bound(
-      entries.begin(), entries.end(), first,
-      [](const JournalEntry& item, int64_t position) { return item.position < position; });
-  for (; entry != entries.end() && entry->position < first + count; ++entry) {
-    std::memcpy(static_cast<char*>(to) + static_cast<size_t>(entry->position - first) * size,
-                &entry->new_bits, size);
+  const auto width = static_cast<size_t>(SizeOf(tensors()[tensor].kind()));
+  for (const auto& [journal, forward] : steps_) {
+    auto status = journal->LayOver(tensor, first, count, forward, width, to);
+    if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }

@@ -7,48 +7,66 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "engine/tensor/buffer.h"
 #include "engine/updates/journal.h"
 #include "engine/updates/journal_file.h"
 #include "engine/updates/tensor_info.h"
 
 namespace espalier::updates {
 
-// Changes of one tensor, `first`, then `second`: old bits of the first, new bits of the last. What ends as it began is
-// left out.
-std::vector<JournalEntry> Compose(const std::vector<JournalEntry>& first,
-                                  const std::vector<JournalEntry>& second);
-
-// Journals of one version after the other as one: memory is what one tensor's changes take in each of them.
+// Journals of one version after the other as one. Memory: 16 bytes for each of the changes of one tensor, in a mapping
+// that goes when the tensor has been dealt with, and a piece of each journal.
 class JournalChain {
  public:
   struct Step {
     JournalReader reader;
     bool forward = true;  // else its inverse
   };
-  explicit JournalChain(std::vector<Step> steps) : steps_(std::move(steps)) {}
+  explicit JournalChain(std::vector<Step> steps);
 
+  struct Changes {
+    size_t tensor = 0;
+    absl::Span<const JournalEntry>
+        entries;  // until the next call; what ends as it began is left out
+  };
   // The next tensor that changes, ascending; none at the end, when all may be believed.
-  absl::StatusOr<std::optional<TensorJournal>> Next();
-  absl::StatusOr<Journal> ReadAll();
+  absl::StatusOr<std::optional<Changes>> Next();
 
  private:
-  std::vector<Step> steps_;
+  struct Cursor {
+    Step step;
+    std::vector<JournalEntry> piece;
+    size_t at = 0;      // in the piece
+    uint64_t left = 0;  // entries of the tensor that are not in a piece yet
+    absl::Status Advance();
+  };
+  absl::StatusOr<size_t> Compose(absl::Span<JournalEntry> to);
+
+  std::vector<Cursor> cursors_;
+  Buffer entries_;
 };
 
-// `base` as it is after the journal, which was made for it. Thread-safe as far as `base` is.
+// `base` as it is after the journals, which lead from it one after the other. Memory: nothing that grows with their
+// length but JournalOnDisk's own. Thread-safe as far as `base` is.
 class JournaledReader final : public TensorReader {
  public:
-  JournaledReader(std::shared_ptr<const TensorReader> base, Journal journal);
+  struct Step {
+    std::shared_ptr<const JournalOnDisk> journal;
+    bool forward = true;  // else its inverse
+  };
+  // InvalidArgument when a journal names tensors or positions that these weights have not.
+  static absl::StatusOr<std::shared_ptr<const JournaledReader>> Create(
+      std::shared_ptr<const TensorReader> base, std::vector<Step> steps);
   const std::vector<TensorInfo>& tensors() const override { return base_->tensors(); }
   absl::Status Read(size_t tensor, int64_t first, int64_t count, void* to) const override;
 
  private:
-  const std::shared_ptr<const TensorReader> base_;
-  const Journal journal_;
-  std::vector<const TensorJournal*> of_;  // for each tensor; null: not changed
-};
+  JournaledReader(std::shared_ptr<const TensorReader> base, std::vector<Step> steps)
+      : base_(std::move(base)), steps_(std::move(steps)) {}
 
-// InvalidArgument when the journal names tensors or positions that these weights have not.
-absl::Status CheckFits(const Journal& journal, const std::vector<TensorInfo>& tensors);
+  const std::shared_ptr<const TensorReader> base_;
+  const std::vector<Step> steps_;
+};
 
 }  // namespace espalier::updates

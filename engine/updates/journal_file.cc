@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "engine/formats/names.h"
 #include "engine/updates/bytes.h"
 #include "engine/updates/stored_file.h"
 #include "engine/updates/zstd.h"
@@ -21,16 +22,16 @@ void WriteDigest(ByteWriter& out, const Digest& digest) {
   out.Raw({reinterpret_cast<const char*>(digest.data()), digest.size()});
 }
 
-std::string SerializeHeader(const JournalEnds& ends, const Journal& journal) {
+std::string SerializeHeader(const JournalEnds& ends, absl::Span<const ChangedTensor> tensors) {
   ByteWriter out;
   out.Varint(static_cast<uint64_t>(ends.from));
   out.Varint(static_cast<uint64_t>(ends.to));
   WriteDigest(out, ends.from_weights);
   WriteDigest(out, ends.to_weights);
-  out.Varint(journal.tensors.size());
-  for (const TensorJournal& tensor : journal.tensors) {
+  out.Varint(tensors.size());
+  for (const ChangedTensor& tensor : tensors) {
     out.Varint(tensor.tensor);
-    out.Varint(tensor.entries.size());
+    out.Varint(tensor.entries);
   }
   return out.Take();
 }
@@ -61,8 +62,17 @@ absl::StatusOr<std::string> SerializePiece(absl::Span<const JournalEntry> entrie
   return piece.Take();
 }
 
-absl::Status ParsePiece(absl::string_view piece, size_t count, int64_t next,
-                        std::vector<JournalEntry>& entries) {
+// A piece, decompressed: gaps, old elements, new elements.
+struct OpenedPiece {
+  std::string bytes;
+  size_t entries = 0, width = 0;
+  std::vector<int64_t> positions;
+
+  const char* OldBits() const { return bytes.data() + bytes.size() - 2 * entries * width; }
+  const char* NewBits() const { return OldBits() + entries * width; }
+};
+
+absl::Status OpenPiece(absl::string_view piece, size_t count, int64_t next, OpenedPiece& opened) {
   ByteReader head(piece);
   const auto width = head.Byte("width");
   if (!width.ok()) return width.status();
@@ -70,26 +80,22 @@ absl::Status ParsePiece(absl::string_view piece, size_t count, int64_t next,
     return absl::InvalidArgumentError(absl::StrCat("elements of ", *width, " bytes"));
   const auto size = head.Varint("size of a piece", kMaxPieceBytes);
   if (!size.ok()) return size.status();
-  const auto bytes = ZstdDecompress(piece.substr(head.offset()), *size);
+  auto bytes = ZstdDecompress(piece.substr(head.offset()), *size);
   if (!bytes.ok()) return bytes.status();
-  ByteReader reader(*bytes);
-  const size_t first = entries.size();
-  for (size_t i = 0; i < count; ++i) {
+  opened.bytes = *std::move(bytes);
+  opened.entries = count;
+  opened.width = *width;
+  opened.positions.resize(count);
+  ByteReader reader(opened.bytes);
+  for (int64_t& position : opened.positions) {
     const auto gap = reader.Varint("gap", static_cast<uint64_t>(kMaxTensorBytes));
     if (!gap.ok()) return gap.status();
-    const int64_t position = next + static_cast<int64_t>(*gap);
+    position = next + static_cast<int64_t>(*gap);
     if (position >= kMaxTensorBytes) return absl::InvalidArgumentError("a position is too large");
-    entries.push_back({position, 0, 0});
     next = position + 1;
   }
-  for (const auto field : {&JournalEntry::old_bits, &JournalEntry::new_bits}) {
-    const auto elements = reader.Raw("elements", count * *width);
-    if (!elements.ok()) return elements.status();
-    const char* from = elements->data();
-    for (size_t i = first; i < entries.size(); ++i, from += *width)
-      std::memcpy(&(entries[i].*field), from, *width);  // little-endian, the rest is 0
-  }
-  return reader.End("piece");
+  const auto elements = reader.Raw("elements", 2 * count * *width);
+  return elements.ok() ? reader.End("piece") : elements.status();
 }
 
 absl::StatusOr<Digest> ReadDigest(ByteReader& reader) {
@@ -102,7 +108,7 @@ absl::StatusOr<Digest> ReadDigest(ByteReader& reader) {
 
 struct Header {
   JournalEnds ends;
-  std::vector<std::pair<size_t, uint64_t>> tensors;  // index, entries
+  std::vector<ChangedTensor> tensors;
 };
 
 absl::StatusOr<Header> ParseHeader(absl::string_view bytes) {
@@ -126,9 +132,9 @@ absl::StatusOr<Header> ParseHeader(absl::string_view bytes) {
     if (!index.ok()) return index.status();
     const auto entries = reader.Varint("entries", static_cast<uint64_t>(kMaxTensorBytes));
     if (!entries.ok()) return entries.status();
-    if (*entries == 0 || (i > 0 && *index <= header.tensors.back().first))
+    if (*entries == 0 || (i > 0 && *index <= header.tensors.back().tensor))
       return absl::InvalidArgumentError("tensors are not in order");
-    header.tensors.emplace_back(*index, *entries);
+    header.tensors.push_back({*index, *entries});
   }
   if (auto status = reader.End("header"); !status.ok()) return status;
   return header;
@@ -141,24 +147,42 @@ std::string Named(const JournalEnds& ends) {
 
 }  // namespace
 
-absl::StatusOr<uint64_t> WriteJournal(FileSystem& files, const std::string& path,
-                                      const JournalEnds& ends, const Journal& journal) {
-  auto writer = SealedWriter::Create(files, path, StoredKind::kJournal);
-  if (!writer.ok()) return writer.status();
-  if (auto status = writer->AppendBlock(SerializeHeader(ends, journal)); !status.ok())
-    return status;
-  for (const TensorJournal& tensor : journal.tensors) {
-    const absl::Span<const JournalEntry> entries(tensor.entries);
-    int64_t next = 0;
-    for (size_t first = 0; first < entries.size(); first += kPieceEntries) {
-      const auto piece = entries.subspan(first, kPieceEntries);
-      const auto bytes = SerializePiece(piece, next);
-      if (!bytes.ok()) return bytes.status();
-      if (auto status = writer->AppendBlock(*bytes); !status.ok()) return status;
-      next = piece.back().position + 1;
-    }
+absl::Status JournalWriter::Begin(absl::Span<const ChangedTensor> tensors) {
+  auto file = SealedWriter::Create(files_, path_, StoredKind::kJournal);
+  if (!file.ok()) return file.status();
+  file_.emplace(*std::move(file));
+  return file_->AppendBlock(SerializeHeader(ends_, tensors));
+}
+
+absl::Status JournalWriter::Append(size_t tensor, absl::Span<const JournalEntry> entries) {
+  if (tensor != tensor_) {
+    if (auto status = AppendPiece(); !status.ok()) return status;
+    tensor_ = tensor;
+    next_ = 0;
   }
-  return writer->Commit();
+  entries_ += static_cast<int64_t>(entries.size());
+  while (!entries.empty()) {
+    const auto taken = entries.subspan(0, kPieceEntries - piece_.size());
+    piece_.insert(piece_.end(), taken.begin(), taken.end());
+    entries.remove_prefix(taken.size());
+    if (piece_.size() < kPieceEntries) break;
+    if (auto status = AppendPiece(); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JournalWriter::AppendPiece() {
+  if (piece_.empty()) return absl::OkStatus();
+  const auto bytes = SerializePiece(piece_, next_);
+  if (!bytes.ok()) return bytes.status();
+  next_ = piece_.back().position + 1;
+  piece_.clear();
+  return file_->AppendBlock(*bytes);
+}
+
+absl::StatusOr<uint64_t> JournalWriter::Commit() {
+  if (auto status = AppendPiece(); !status.ok()) return status;
+  return file_->Commit();
 }
 
 absl::StatusOr<JournalReader> JournalReader::Open(FileSystem& files, const std::string& path,
@@ -176,7 +200,7 @@ absl::StatusOr<JournalReader> JournalReader::Open(FileSystem& files, const std::
                    absl::StrCat("it leads from ", Named(header->ends), ", expected ", Named(ends)));
   }
   uint64_t left = static_cast<uint64_t>(limits.max_bytes) / sizeof(JournalEntry);
-  for (const auto& [index, entries] : header->tensors) {
+  for (const auto& [tensor, entries] : header->tensors) {
     if (entries > left) {
       return absl::ResourceExhaustedError(absl::StrCat(
           "the journal of ", Named(ends), " takes more than ", limits.max_bytes, " bytes"));
@@ -187,35 +211,104 @@ absl::StatusOr<JournalReader> JournalReader::Open(FileSystem& files, const std::
   return reader;
 }
 
-absl::StatusOr<TensorJournal> JournalReader::Next() {
-  const auto& [index, entries] = tensors_[next_++];
-  TensorJournal tensor{index, {}};
-  int64_t next = 0;
-  while (tensor.entries.size() < entries) {
-    const auto piece = reader_.NextBlock(kMaxPieceBytes + 64);
-    if (!piece.ok()) return piece.status();
-    // Only what is there is believed of a count that nothing has checked yet.
-    if (tensor.entries.empty()) tensor.entries.reserve(std::min<uint64_t>(entries, reader_.size()));
-    const size_t count = std::min<uint64_t>(kPieceEntries, entries - tensor.entries.size());
-    if (auto status = ParsePiece(*piece, count, next, tensor.entries); !status.ok())
-      return Damaged(reader_.path(), status.message());
-    next = tensor.entries.back().position + 1;
+absl::Status JournalReader::NextPiece(std::vector<JournalEntry>& entries) {
+  const uint64_t of_tensor = tensors_[next_].entries;
+  const auto piece = reader_.NextBlock(kMaxPieceBytes + 64);
+  if (!piece.ok()) return piece.status();
+  OpenedPiece opened;
+  const size_t count = std::min<uint64_t>(kPieceEntries, of_tensor - read_);
+  if (auto status = OpenPiece(*piece, count, position_, opened); !status.ok())
+    return Damaged(reader_.path(), status.message());
+  entries.assign(count, {});
+  const char *old_bits = opened.OldBits(), *new_bits = opened.NewBits();
+  for (size_t i = 0; i < count; ++i) {
+    entries[i].position = opened.positions[i];
+    std::memcpy(&entries[i].old_bits, old_bits + i * opened.width, opened.width);  // little-endian,
+    std::memcpy(&entries[i].new_bits, new_bits + i * opened.width, opened.width);  // the rest is 0
   }
-  return tensor;
+  read_ += count;
+  position_ = entries.back().position + 1;
+  if (read_ < of_tensor) return absl::OkStatus();
+  ++next_;
+  read_ = 0;
+  position_ = 0;
+  return absl::OkStatus();
 }
 
-absl::StatusOr<Journal> ReadJournal(FileSystem& files, const std::string& path,
-                                    const JournalEnds& ends, const JournalLimits& limits) {
+absl::StatusOr<std::shared_ptr<const JournalOnDisk>> JournalOnDisk::Open(
+    FileSystem& files, const std::string& path, const JournalEnds& ends,
+    const JournalLimits& limits) {
   auto reader = JournalReader::Open(files, path, ends, limits);
   if (!reader.ok()) return reader.status();
-  Journal journal;
-  while (reader->next_tensor() != SIZE_MAX) {
-    auto tensor = reader->Next();
-    if (!tensor.ok()) return tensor.status();
-    journal.tensors.push_back(*std::move(tensor));
+  std::vector<Piece> pieces;
+  OpenedPiece opened;
+  for (const auto& [tensor, entries] : reader->tensors_) {
+    int64_t next = 0;
+    for (uint64_t read = 0; read < entries;) {
+      const auto block = reader->reader_.NextBlock(kMaxPieceBytes + 64);
+      if (!block.ok()) return block.status();
+      Piece piece{.tensor = tensor, .next = next, .digest = Sha256Of(*block)};
+      piece.offset = reader->reader_.block_offset();
+      piece.bytes = block->size();
+      piece.entries = std::min<uint64_t>(kPieceEntries, entries - read);
+      if (auto status = OpenPiece(*block, piece.entries, next, opened); !status.ok())
+        return Damaged(path, status.message());
+      piece.last = opened.positions.back();
+      next = piece.last + 1;
+      read += piece.entries;
+      pieces.push_back(piece);
+    }
   }
   if (auto status = reader->End(); !status.ok()) return status;
-  return journal;
+  std::shared_ptr<JournalOnDisk> journal(new JournalOnDisk(std::move(reader->reader_)));
+  journal->pieces_ = std::move(pieces);
+  return std::shared_ptr<const JournalOnDisk>(std::move(journal));
+}
+
+absl::Status JournalOnDisk::CheckFits(const std::vector<TensorInfo>& tensors) const {
+  for (const Piece& piece : pieces_) {
+    if (piece.tensor >= tensors.size()) {
+      return absl::InvalidArgumentError(absl::StrCat("the journal changes tensor ", piece.tensor,
+                                                     ", there are ", tensors.size()));
+    }
+    const TensorInfo& info = tensors[piece.tensor];
+    if (piece.last < info.elements()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("the journal changes element ", piece.last,
+                                                   " of tensor ", formats::Quoted(info.name),
+                                                   ", which has ", info.elements()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JournalOnDisk::LayOver(size_t tensor, int64_t first, int64_t count, bool forward,
+                                    size_t width, void* elements) const {
+  const auto before = [](const Piece& piece, const std::pair<size_t, int64_t>& place) {
+    return std::pair(piece.tensor, piece.last) < place;
+  };
+  std::string block;
+  OpenedPiece opened;
+  for (auto piece =
+           std::lower_bound(pieces_.begin(), pieces_.end(), std::pair(tensor, first), before);
+       piece != pieces_.end() && piece->tensor == tensor && piece->next < first + count; ++piece) {
+    block.resize(piece->bytes);
+    if (auto status = reader_.ReadAgain(piece->offset, block); !status.ok()) return status;
+    if (Sha256Of(block) != piece->digest)
+      return Damaged(reader_.path(), "it changed after it was opened");
+    auto status = OpenPiece(block, piece->entries, piece->next, opened);
+    if (!status.ok()) return Damaged(reader_.path(), status.message());
+    const char* bits = forward ? opened.NewBits() : opened.OldBits();
+    const size_t copied = std::min(width, opened.width);
+    const auto& positions = opened.positions;
+    const auto begin = std::lower_bound(positions.begin(), positions.end(), first);
+    for (auto at = begin; at != positions.end() && *at < first + count; ++at) {
+      uint32_t element = 0;
+      std::memcpy(&element, bits + static_cast<size_t>(at - positions.begin()) * opened.width,
+                  copied);
+      std::memcpy(static_cast<char*>(elements) + static_cast<size_t>(*at - first) * width, &element,
+                  width);
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace espalier::updates

@@ -2,9 +2,8 @@
 
 namespace espalier::updates {
 
-absl::StatusOr<Journal> Receive(const DeltaFile& delta, const TensorReader& base,
-                                const Digest& base_weights, const ReceivePolicy& policy,
-                                BlockDigests* blocks) {
+absl::Status Receive(const DeltaFile& delta, const TensorReader& base, const Digest& base_weights,
+                     const ReceivePolicy& policy, BlockDigests& blocks, JournalSink& sink) {
   const Manifest& manifest = delta.manifest();
   if (policy.trust) {
     if (const auto signers = delta.CheckSigned(*policy.trust); !signers.ok())
@@ -21,14 +20,10 @@ absl::StatusOr<Journal> Receive(const DeltaFile& delta, const TensorReader& base
         "files, not to a model that is being served");
   }
   if (auto status = delta.CheckBody(); !status.ok()) return status;
-  BlockDigests own;
-  if (blocks == nullptr) blocks = &own;
-  auto journal =
-      DecodeAndDigest(delta, base, policy.limits, policy.threads, *blocks, policy.worker_scope);
-  if (!journal.ok()) return journal;
-  const Digest weights = DigestOf(base.tensors(), *blocks);
-  if (auto status = CheckPromise(manifest, weights); !status.ok()) return status;
-  return journal;
+  auto status = DecodeAndDigest(delta, base, policy.limits, policy.threads, blocks, sink,
+                                policy.worker_scope);
+  if (!status.ok()) return status;
+  return CheckPromise(manifest, DigestOf(base.tensors(), blocks));
 }
 
 }  // namespace espalier::updates

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "engine/updates/delta_file.h"
 #include "engine/updates/journal.h"
 
@@ -22,13 +22,12 @@ struct ReceivePolicy {
 };
 
 // The journal leads from `base`, whose digest is `base_weights`, to the target that the manifest
-// promises; nothing was touched. The status says which check failed, and its code what to do:
+// promises; nothing was touched, and what `sink` got is to be believed when this returns OK. The status
+// says which check failed, and its code what to do:
 // PermissionDenied (not signed as asked), FailedPrecondition (expired, another model or base,
 // changed dtypes or dims), InvalidArgument (damaged or malicious), Unimplemented (newer format),
-// ResourceExhausted (too large). `blocks`, if given: the base's as DecodeAndDigest takes them; the target's when it
-// returns OK.
-absl::StatusOr<Journal> Receive(const DeltaFile& delta, const TensorReader& base,
-                                const Digest& base_weights, const ReceivePolicy& policy,
-                                BlockDigests* blocks = nullptr);
+// ResourceExhausted (too large). `blocks`: the base's as DecodeAndDigest takes them; the target's when it returns OK.
+absl::Status Receive(const DeltaFile& delta, const TensorReader& base, const Digest& base_weights,
+                     const ReceivePolicy& policy, BlockDigests& blocks, JournalSink& sink);
 
 }  // namespace espalier::updates

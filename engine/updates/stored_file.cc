@@ -116,7 +116,12 @@ absl::StatusOr<std::string> SealedReader::NextBlock(uint64_t max_bytes) {
     return Damaged(path_, absl::StrCat("a block of ", bytes, " bytes, expected at most ",
                                        std::min(left - 4, max_bytes)));
   }
+  block_offset_ = offset_;
   return Read(bytes);
+}
+
+absl::Status SealedReader::ReadAgain(uint64_t offset, std::string& to) const {
+  return ReadExactly(*file_, offset, to.data(), to.size());
 }
 
 absl::Status SealedReader::End() {

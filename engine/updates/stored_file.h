@@ -62,6 +62,10 @@ class SealedReader {
   static absl::StatusOr<SealedReader> Open(FileSystem& files, const std::string& path,
                                            StoredKind kind);
   absl::StatusOr<std::string> NextBlock(uint64_t max_bytes = kMaxBlockBytes);
+  // Where the block that was read last begins.
+  uint64_t block_offset() const { return block_offset_; }
+  // Bytes of a block once more, any thread; as they are now.
+  absl::Status ReadAgain(uint64_t offset, std::string& to) const;
   bool AtEnd() const { return offset_ + sizeof(Digest) >= size_; }
   // Nothing follows, and the digest is right.
   absl::Status End();
@@ -75,7 +79,7 @@ class SealedReader {
 
   std::unique_ptr<File> file_;
   std::string path_;
-  uint64_t size_, offset_ = 0;
+  uint64_t size_, offset_ = 0, block_offset_ = 0;
   std::unique_ptr<Sha256> sha_ = std::make_unique<Sha256>();
 };
 

@@ -4,8 +4,8 @@
 //   auto store = VersionStore::Open(state_dir, "digits", {3, digest}, options);
 //   store->BeginReceive(file, bytes) → offset      store->Append(file, offset, …)     any number
 //   store->FinishReceive(file)                     all bytes are there and durable
-//   store->Verify(file, policy)                    → manifest, journal        RECEIVING → VERIFIED
-//   store->Stage(number, journal)                  journal durable             VERIFIED → STAGED
+//   store->Verify(file, policy)                    journal written             RECEIVING → VERIFIED
+//   store->Stage(verified)                         journal durable             VERIFIED → STAGED
 //   store->Activate(number, probation)             the decision; flip after it   STAGED → LIVE
 //   store->Confirm(number) / Rollback(…) / Quarantine(number, reason)
 //
@@ -21,7 +21,8 @@
 //          compared when it is loaded next, or anchored.
 // Disk     The model repository is never written. Compact() keeps the active version, the ones that
 //          wait, and the last that served; what they hang on (anchors, journals) stays with them.
-// Memory   A journal at a time (16 bytes a change), and what the caller asks for.
+// Memory   To verify: segments (journal.h), whatever the delta's size and the way to its base, and 64 bytes for every
+//          65536 changes on that way.
 // Errors   InvalidArgument: damaged or malicious. PermissionDenied: not signed as asked.
 //          FailedPrecondition: for another base, an old sequence, a state that does not allow it.
 //          AlreadyExists: it is here. NotFound. ResourceExhausted: a cap, or a full disk. DataLoss:
@@ -83,7 +84,7 @@ struct BaseVersion {
 
 struct VerifiedDelta {
   Manifest manifest;
-  Journal journal;
+  std::unique_ptr<JournalWriter> journal;  // all but durable
   std::vector<KeyId> signers;
 };
 
@@ -118,7 +119,7 @@ class VersionStore {
   // is deleted. Once VERIFIED it may be called again, after a restart for example.
   absl::StatusOr<VerifiedDelta> Verify(const Digest& file, ReceivePolicy policy,
                                        const TensorReader* base = nullptr);
-  absl::Status Stage(int64_t number, const Journal& journal);
+  absl::Status Stage(VerifiedDelta verified);
   absl::Status StartCanary(int64_t number);
   absl::Status EndCanary(int64_t number);  // undecided: STAGED again
   absl::Status Activate(int64_t number, Probation probation);
@@ -204,7 +205,6 @@ class VersionStore {
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<std::vector<Edge>> EdgesAlong(const std::vector<int64_t>& path) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<JournalChain> OpenEdges(const std::vector<Edge>& edges) const;
   struct Rooted {
     std::shared_ptr<const TensorReader> root;
     std::vector<Edge> edges;  // from it

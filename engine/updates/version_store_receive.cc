@@ -258,15 +258,20 @@ absl::StatusOr<VerifiedDelta> VersionStore::Check(const DeltaFile& delta, Receiv
   }
   auto blocks =
       known != nullptr ? std::make_shared<BlockDigests>(*known) : std::make_shared<BlockDigests>();
-  auto journal = Receive(delta, *base, base_weights, policy, blocks.get());
-  if (!journal.ok()) return journal.status();
+  // Beside its place: whatever it will be, Stage may find another one there meanwhile.
+  auto journal =
+      std::make_unique<JournalWriter>(files_, JournalPath(manifest.target_version),
+                                      JournalEnds{manifest.base_version, manifest.target_version,
+                                                  base_weights, manifest.target.weights});
+  auto status = Receive(delta, *base, base_weights, policy, *blocks, *journal);
+  if (!status.ok()) return status;
   {
     const std::lock_guard lock(mutex_);
     blocks_.clear();
     if (known != nullptr) blocks_[base_weights] = std::move(known);
     blocks_[manifest.target.weights] = std::move(blocks);
   }
-  verified.journal = *std::move(journal);
+  verified.journal = std::move(journal);
   return verified;
 }
 
@@ -347,9 +352,9 @@ absl::Status VersionStore::MoveDelta(const VersionRecord& record) const {
   return PartialDelta::Delete(files_, Incoming(), record.delta);
 }
 
-absl::Status VersionStore::Stage(int64_t number, const Journal& journal) {
+absl::Status VersionStore::Stage(VerifiedDelta verified) {
   const std::shared_lock kept(files_kept_);
-  JournalEnds ends;
+  const int64_t number = verified.manifest.target_version;
   {
     const std::lock_guard lock(mutex_);
     StoreState trial = state_;
@@ -360,9 +365,13 @@ absl::Status VersionStore::Stage(int64_t number, const Journal& journal) {
       return absl::FailedPreconditionError(absl::StrCat(
           "version ", number, " is made for ", (*step)->parent, ", which is not kept any more"));
     }
-    ends = {base->number, number, base->weights, (*step)->weights};
+    if (verified.journal->ends() !=
+        JournalEnds{base->number, number, base->weights, (*step)->weights}) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("version ", number, " came with another delta meanwhile"));
+    }
   }
-  const auto bytes = WriteJournal(files_, JournalPath(number), ends, journal);
+  const auto bytes = verified.journal->Commit();
   if (!bytes.ok()) return bytes.status();
   const std::lock_guard lock(mutex_);
   StoreState next = state_;

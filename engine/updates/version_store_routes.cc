@@ -35,20 +35,17 @@ absl::StatusOr<std::vector<VersionStore::Edge>> VersionStore::EdgesBetween(int64
   return EdgesAlong(path);
 }
 
-absl::StatusOr<JournalChain> VersionStore::OpenEdges(const std::vector<Edge>& edges) const {
+absl::StatusOr<JournalChain> VersionStore::JournalsBetween(int64_t from, int64_t to) const {
+  const std::shared_lock kept(files_kept_);
+  const absl::StatusOr<std::vector<Edge>> edges = EdgesBetween(from, to);
+  if (!edges.ok()) return edges.status();
   std::vector<JournalChain::Step> steps;
-  for (const Edge& edge : edges) {
+  for (const Edge& edge : *edges) {
     auto reader = JournalReader::Open(files_, edge.path, edge.ends, options_.journal_limits);
     if (!reader.ok()) return reader.status();
     steps.push_back({*std::move(reader), edge.forward});
   }
   return JournalChain(std::move(steps));
-}
-
-absl::StatusOr<JournalChain> VersionStore::JournalsBetween(int64_t from, int64_t to) const {
-  const std::shared_lock kept(files_kept_);
-  const absl::StatusOr<std::vector<Edge>> edges = EdgesBetween(from, to);
-  return edges.ok() ? OpenEdges(*edges) : edges.status();
 }
 
 absl::StatusOr<std::vector<StoredDelta>> VersionStore::DeltasBetween(int64_t from,
@@ -122,13 +119,14 @@ absl::StatusOr<std::shared_ptr<const TensorReader>> VersionStore::Weights(int64_
   const std::shared_lock kept(files_kept_);
   auto rooted = OpenNearestRoot(number);
   if (!rooted.ok()) return rooted.status();
-  auto chain = OpenEdges(rooted->edges);
-  if (!chain.ok()) return chain.status();
-  auto whole = chain->ReadAll();
-  if (!whole.ok()) return whole.status();
-  if (auto status = CheckFits(*whole, rooted->root->tensors()); !status.ok()) return status;
-  if (whole->tensors.empty()) return std::move(rooted->root);
-  return std::make_shared<JournaledReader>(std::move(rooted->root), *std::move(whole));
+  std::vector<JournaledReader::Step> steps;
+  for (const Edge& edge : rooted->edges) {
+    auto journal = JournalOnDisk::Open(files_, edge.path, edge.ends, options_.journal_limits);
+    if (!journal.ok()) return journal.status();
+    if (!(*journal)->empty()) steps.push_back({*std::move(journal), edge.forward});
+  }
+  if (steps.empty()) return std::move(rooted->root);
+  return JournaledReader::Create(std::move(rooted->root), std::move(steps));
 }
 
 // The version that is to get an anchor; 0: none needs to. On probation it is the one before, which

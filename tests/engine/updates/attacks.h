@@ -9,6 +9,7 @@
 
 #include "engine/updates/receive.h"
 #include "engine/updates/weight_digest.h"
+#include "tests/engine/updates/journals.h"
 #include "tests/engine/updates/memory_weights.h"
 #include "tests/engine/updates/random_weights.h"
 
@@ -56,7 +57,7 @@ inline absl::StatusOr<Journal> ReceiveBytes(std::string bytes,
                                             const MemoryWeights& base = TheWorld().base) {
   const auto delta = OpenBytes(std::move(bytes));
   if (!delta.ok()) return delta.status();
-  return Receive(*delta, base, *DigestOf(base), policy);
+  return ReceiveJournal(*delta, base, policy);
 }
 
 inline Draft Good() { return MakeDraft(TheWorld().base, TheWorld().target); }

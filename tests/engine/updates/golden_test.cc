@@ -9,9 +9,9 @@
 #include "engine/updates/apply_delta.h"
 #include "engine/updates/create_delta.h"
 #include "engine/updates/journal.h"
-#include "engine/updates/receive.h"
 #include "engine/updates/weight_digest.h"
 #include "tests/engine/formats/onnx_builder.h"
+#include "tests/engine/updates/journals.h"
 
 namespace espalier::updates {
 namespace {
@@ -63,7 +63,7 @@ TEST_P(GoldenTest, IsReadAndAppliedByteForByte) {
     policy.trust->keys.push_back(PublicKey::FromPem(Contents(kFolder + key)).value());
   policy.model = "golden";
   policy.now_seconds = 1'800'000'000;
-  const auto journal = Receive(*delta, **base, *DigestOf(**base), policy);
+  const auto journal = testing::ReceiveJournal(*delta, **base, policy);
   ASSERT_TRUE(journal.ok()) << journal.status();
   EXPECT_GT(journal->entries(), 200);
 

@@ -3,8 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <map>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "engine/updates/weight_digest.h"
 #include "tests/engine/updates/memory_weights.h"
 #include "tests/engine/updates/random_weights.h"
@@ -114,13 +118,70 @@ class NotingReader final : public TensorReader {
   const MemoryWeights& weights_;
 };
 
+// Lets nobody read the base further ahead of what was handed over than it is told; slowly, so that they would.
+class LaggingSink final : public JournalSink {
+ public:
+  absl::Status Begin(absl::Span<const ChangedTensor> tensors) override {
+    promised = {tensors.begin(), tensors.end()};
+    return absl::OkStatus();
+  }
+  absl::Status Append(size_t tensor, absl::Span<const JournalEntry> entries) override {
+    EXPECT_GE(static_cast<int64_t>(tensor), handed_over.load()) << "in order";
+    absl::SleepFor(absl::Milliseconds(1));
+    handed_over = static_cast<int64_t>(tensor);
+    largest = std::max(largest, entries.size());
+    return absl::OkStatus();
+  }
+  std::vector<ChangedTensor> promised;
+  std::atomic<int64_t> handed_over{0};
+  size_t largest = 0;
+};
+
+class LeadingReader final : public TensorReader {
+ public:
+  LeadingReader(const MemoryWeights& weights, const LaggingSink& sink)
+      : weights_(weights), sink_(sink) {}
+  const std::vector<TensorInfo>& tensors() const override { return weights_.tensors(); }
+  absl::Status Read(size_t tensor, int64_t first, int64_t count, void* to) const override {
+    const int64_t lead = static_cast<int64_t>(tensor) - sink_.handed_over;
+    for (int64_t seen = furthest; lead > seen && !furthest.compare_exchange_weak(seen, lead);) {
+    }
+    return weights_.Read(tensor, first, count, to);
+  }
+  mutable std::atomic<int64_t> furthest{0};
+
+ private:
+  const MemoryWeights& weights_;
+  const LaggingSink& sink_;
+};
+
+TEST(JournalTest, WhatIsHeldWhileADeltaIsDecodedDoesNotDependOnItsSize) {
+  constexpr int kTensors = 60, kThreads = 3;
+  MemoryWeights before, after;
+  for (int i = 0; i < kTensors; ++i) {
+    const auto pair = MakePair<BFloat16Element>(40'000, static_cast<uint64_t>(i));
+    before.Add(absl::StrCat("w", 100 + i), "BF16", {40'000}, pair.before);
+    after.Add(absl::StrCat("w", 100 + i), "BF16", {40'000}, pair.after);
+  }
+  const auto delta = OpenBytes(MakeDraft(before, after).Bytes());
+  LaggingSink sink;
+  const LeadingReader reader(before, sink);
+  BlockDigests blocks;
+  const auto status = DecodeAndDigest(*delta, reader, {}, kThreads, blocks, sink);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(sink.promised.size(), static_cast<size_t>(kTensors));
+  EXPECT_LE(sink.largest, 16u << 10);
+  EXPECT_LE(reader.furthest, 2 * kThreads + 1) << "segments";
+}
+
 TEST(JournalTest, TheDigestsOfBlocksFollowTheChangesAndOnlyThoseAreRead) {
   const WeightsPair weights = MakeWeights(14);
   const auto delta = OpenBytes(MakeDraft(weights.before, weights.after).Bytes());
   BlockDigests blocks;
-  const auto journal = DecodeAndDigest(*delta, weights.before, {}, 3, blocks);
-  ASSERT_TRUE(journal.ok()) << journal.status();
-  EXPECT_EQ(*journal, *DecodeJournal(*delta, weights.before));
+  JournalCollector collector;
+  const auto status = DecodeAndDigest(*delta, weights.before, {}, 3, blocks, collector);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(collector.journal, *DecodeJournal(*delta, weights.before));
   const auto& tensors = weights.before.tensors();
   EXPECT_EQ(DigestOf(tensors, blocks), *DigestOf(weights.after));
 
@@ -135,9 +196,9 @@ TEST(JournalTest, TheDigestsOfBlocksFollowTheChangesAndOnlyThoseAreRead) {
     const auto step = OpenBytes(MakeDraft(weights.after, next).Bytes());
     const NotingReader noting(weights.after);
     BlockDigests followed = blocks;
-    const auto small = DecodeAndDigest(*step, noting, {}, 1, followed);
-    ASSERT_TRUE(small.ok()) << small.status();
-    EXPECT_EQ(small->entries(), static_cast<int64_t>(changed.size()));
+    JournalCollector small;
+    ASSERT_TRUE(DecodeAndDigest(*step, noting, {}, 1, followed, small).ok());
+    EXPECT_EQ(small.journal.entries(), static_cast<int64_t>(changed.size()));
     EXPECT_EQ(DigestOf(tensors, followed), *DigestOf(next));
     EXPECT_EQ(noting.read.size(), changed.empty() ? 0u : 1u);
     EXPECT_LE(noting.read[large], changed.size() > 1

@@ -77,9 +77,9 @@ inline absl::Status ReceiveWhole(VersionStore& store, const std::string& bytes) 
 inline absl::Status Push(VersionStore& store, const std::string& bytes,
                          const ReceivePolicy& policy = UnsignedPolicy()) {
   if (auto status = ReceiveWhole(store, bytes); !status.ok()) return status;
-  const auto verified = store.Verify(Sha256Of(bytes), policy);
+  auto verified = store.Verify(Sha256Of(bytes), policy);
   if (!verified.ok()) return verified.status();
-  return store.Stage(verified->manifest.target_version, verified->journal);
+  return store.Stage(*std::move(verified));
 }
 
 // What the store says of a version is what the publisher made.

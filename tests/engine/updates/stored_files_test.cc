@@ -12,6 +12,7 @@
 #include "engine/updates/stored_file.h"
 #include "engine/updates/weight_digest.h"
 #include "tests/engine/updates/golden_file.h"
+#include "tests/engine/updates/journals.h"
 #include "tests/engine/updates/memory_weights.h"
 #include "tests/engine/updates/random_weights.h"
 #include "tests/engine/updates/simulated_file_system.h"
@@ -25,7 +26,10 @@ using ::testing::HasSubstr;
 using testing::Loss;
 using testing::MakePair;
 using testing::MemoryWeights;
+using testing::ReadAll;
+using testing::ReadJournal;
 using testing::SimulatedFileSystem;
+using testing::WriteJournal;
 
 MemoryWeights SmallWeights(uint64_t seed) {
   MemoryWeights weights;
@@ -136,7 +140,7 @@ TEST(JournalChainTest, JournalsLeadAsOneWhereTheyLeadOneByOne) {
   const auto chain = [&](std::vector<std::pair<std::string, bool>> way) {
     std::vector<JournalChain::Step> steps;
     for (const auto& [path, forward] : way) steps.push_back({open(path), forward});
-    return JournalChain(std::move(steps)).ReadAll();
+    return ReadAll(JournalChain(std::move(steps)));
   };
   ASSERT_TRUE(WriteJournal(disk, "/1", ends, first).ok());
   ASSERT_TRUE(WriteJournal(disk, "/2", ends, second).ok());
@@ -151,19 +155,99 @@ TEST(JournalChainTest, JournalsLeadAsOneWhereTheyLeadOneByOne) {
   EXPECT_EQ(chain({{"/1", true}, {"/2", true}}).status().code(), absl::StatusCode::kDataLoss);
 }
 
-TEST(JournalChainTest, AJournalOverWeightsReadsAsTheNextVersion) {
-  auto base = std::make_shared<MemoryWeights>(SmallWeights(1));
+TEST(JournalFileTest, WhatIsNotCommittedLeavesNoFile) {
+  SimulatedFileSystem disk;
+  {
+    JournalWriter writer(disk, "/4.espj", SmallEnds());
+    ASSERT_TRUE(writer.Begin({{{0, 1}}}).ok());
+    ASSERT_TRUE(writer.Append(0, {{{0, 1, 2}}}).ok());
+    EXPECT_EQ(writer.entries(), 1);
+    EXPECT_EQ(disk.files(), 1);
+  }
+  EXPECT_EQ(disk.files(), 0);
+}
+
+std::shared_ptr<const JournalOnDisk> OnDisk(SimulatedFileSystem& disk, const std::string& path) {
+  auto journal = JournalOnDisk::Open(disk, path, SmallEnds());
+  EXPECT_TRUE(journal.ok()) << journal.status();
+  return *std::move(journal);
+}
+
+TEST(JournaledReaderTest, JournalsOverWeightsReadAsTheNextVersion) {
+  const auto base = std::make_shared<MemoryWeights>(SmallWeights(1));
   MemoryWeights next = SmallWeights(1);
-  const Journal journal{{{0, {{2, 0, 7}, {31, 0, 9}}}, {2, {{0, 0, 1}}}}};
-  next.Apply(journal);
-  const JournaledReader reader(base, journal);
-  EXPECT_EQ(*DigestOf(reader), *DigestOf(next));
+  const Journal first{{{0, {{2, 0, 7}, {31, 0, 9}}}, {2, {{0, 0, 1}}}}};
+  const Journal second{{{0, {{2, 7, 8}, {30, 0, 1}}}}};
+  SimulatedFileSystem disk;
+  ASSERT_TRUE(WriteJournal(disk, "/1", SmallEnds(), first).ok());
+  ASSERT_TRUE(WriteJournal(disk, "/2", SmallEnds(), second).ok());
+  next.Apply(first);
+  auto reader = JournaledReader::Create(base, {{OnDisk(disk, "/1")}});
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_EQ(*DigestOf(**reader), *DigestOf(next));
   uint32_t one = 0;
-  ASSERT_TRUE(reader.Read(0, 31, 1, &one).ok());
+  ASSERT_TRUE((*reader)->Read(0, 31, 1, &one).ok());
   EXPECT_EQ(one, 9u);
-  EXPECT_TRUE(CheckFits(journal, base->tensors()).ok());
-  EXPECT_FALSE(CheckFits({{{0, {{33, 0, 0}}}}}, base->tensors()).ok());
-  EXPECT_FALSE(CheckFits({{{5, {{0, 0, 0}}}}}, base->tensors()).ok());
+  next.Apply(second);
+  reader = JournaledReader::Create(base, {{OnDisk(disk, "/1")}, {OnDisk(disk, "/2")}});
+  EXPECT_EQ(*DigestOf(**reader), *DigestOf(next));
+  reader = JournaledReader::Create(
+      base, {{OnDisk(disk, "/1")}, {OnDisk(disk, "/2")}, {OnDisk(disk, "/2"), false}});
+  next.Apply(second.Inverse());
+  EXPECT_EQ(*DigestOf(**reader), *DigestOf(next));
+}
+
+TEST(JournaledReaderTest, AJournalThatDoesNotFitIsRefused) {
+  const auto base = std::make_shared<MemoryWeights>(SmallWeights(1));
+  for (const Journal& other : {Journal{{{0, {{33, 0, 0}}}}}, Journal{{{5, {{0, 0, 0}}}}}}) {
+    SimulatedFileSystem disk;
+    ASSERT_TRUE(WriteJournal(disk, "/1", SmallEnds(), other).ok());
+    EXPECT_EQ(JournaledReader::Create(base, {{OnDisk(disk, "/1")}}).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
+// Several pieces, so that most reads begin and end inside of one.
+TEST(JournaledReaderTest, AnyRangeIsReadOfALargeJournal) {
+  constexpr int64_t kElements = 400'000;
+  const auto base = std::make_shared<MemoryWeights>();
+  base->Add("w", "BF16", {kElements}, std::vector<uint16_t>(kElements, 3));
+  Journal journal{{{0, {}}}};
+  std::mt19937_64 random(1);
+  for (int64_t position = 0; position < kElements;
+       position += 1 + static_cast<int64_t>(random() % 3))
+    journal.tensors[0].entries.push_back({position, 3, static_cast<uint32_t>(random() & 0xffff)});
+  ASSERT_GT(journal.entries(), 3 * 65536);
+  MemoryWeights next = *base;
+  next.Apply(journal);
+  SimulatedFileSystem disk;
+  ASSERT_TRUE(WriteJournal(disk, "/1", SmallEnds(), journal).ok());
+  const auto reader = JournaledReader::Create(base, {{OnDisk(disk, "/1")}});
+  ASSERT_TRUE(reader.ok());
+  std::vector<uint16_t> got(kElements), expected(kElements);
+  for (int i = 0; i < 30; ++i) {
+    const auto first = static_cast<int64_t>(random() % kElements);
+    const auto count =
+        1 + static_cast<int64_t>(random() % static_cast<uint64_t>(kElements - first));
+    ASSERT_TRUE((*reader)->Read(0, first, count, got.data()).ok());
+    ASSERT_TRUE(next.Read(0, first, count, expected.data()).ok());
+    ASSERT_TRUE(std::equal(got.begin(), got.begin() + count, expected.begin()))
+        << first << " " << count;
+  }
+}
+
+TEST(JournaledReaderTest, AJournalThatIsDamagedLaterIsToldFromWhatWasOpened) {
+  const auto base = std::make_shared<MemoryWeights>(SmallWeights(1));
+  SimulatedFileSystem disk;
+  ASSERT_TRUE(WriteJournal(disk, "/1", SmallEnds(), {{{0, {{2, 0, 7}}}}}).ok());
+  ExpectDamageIsTold(disk, "/1", [&] { return JournalOnDisk::Open(disk, "/1", SmallEnds()); });
+  const auto reader = JournaledReader::Create(base, {{OnDisk(disk, "/1")}});
+  std::string bytes = disk.Contents("/1");
+  bytes[bytes.size() - sizeof(Digest) - 2] ^= 1;  // of the last piece
+  disk.Put("/1", bytes);
+  uint32_t element = 0;
+  EXPECT_EQ((*reader)->Read(0, 2, 1, &element).code(), absl::StatusCode::kDataLoss);
+  EXPECT_TRUE((*reader)->Read(1, 0, 1, &element).ok()) << "no piece of it is read";
 }
 
 // --- anchors ---------------------------------------------------------------------------------------

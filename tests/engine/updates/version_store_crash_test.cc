@@ -87,10 +87,10 @@ class Life {
   }
   absl::Status Stage(const std::string& bytes) {
     if (auto status = Receive(bytes); !status.ok()) return status;
-    const auto verified = store_->Verify(Sha256Of(bytes), UnsignedPolicy());
+    auto verified = store_->Verify(Sha256Of(bytes), UnsignedPolicy());
     if (absl::IsAlreadyExists(verified.status())) return absl::OkStatus();  // by an earlier attempt
     if (!verified.ok()) return verified.status();
-    return store_->Stage(verified->manifest.target_version, verified->journal);
+    return store_->Stage(*std::move(verified));
   }
 
  private:

@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "engine/updates/journal_chain.h"
 #include "engine/updates/stored_file.h"
 #include "engine/updates/version_graph.h"
 #include "tests/engine/updates/golden_file.h"
+#include "tests/engine/updates/journals.h"
 #include "tests/engine/updates/simulated_file_system.h"
 #include "tests/engine/updates/store_world.h"
 
@@ -108,10 +108,10 @@ TEST_F(VersionStoreTest, ReceivingBecomesVerifiedStagedAndLive) {
   const std::string bytes = Bytes(1, 2, 10);
   ASSERT_TRUE(ReceiveWhole(*store_, bytes).ok());
   EXPECT_EQ(store_->List().Find(2), nullptr) << "bytes alone take no number";
-  const auto verified = store_->Verify(Sha256Of(bytes), UnsignedPolicy());
+  auto verified = store_->Verify(Sha256Of(bytes), UnsignedPolicy());
   ASSERT_TRUE(verified.ok()) << verified.status();
   EXPECT_EQ(StateOf(2), kVerified);
-  ASSERT_TRUE(store_->Stage(2, verified->journal).ok());
+  ASSERT_TRUE(store_->Stage(*std::move(verified)).ok());
   EXPECT_EQ(StateOf(2), kStaged);
   EXPECT_EQ(Active(), 1);
   ASSERT_TRUE(store_->Activate(2, Probation::kNone).ok());
@@ -161,7 +161,7 @@ TEST_F(VersionStoreTest, RefusedFromEveryStateLeavesWhatServes) {
   ASSERT_TRUE(ReceiveWhole(*store_, bytes).ok());
   auto verified = store_->Verify(Sha256Of(bytes), UnsignedPolicy());
   ASSERT_TRUE(store_->Refuse(2, "no memory").ok());
-  ExpectStatus(store_->Stage(2, verified->journal), kPrecondition, "is REFUSED");
+  ExpectStatus(store_->Stage(*std::move(verified)), kPrecondition, "is REFUSED");
   ASSERT_TRUE(Push(*store_, bytes).ok()) << "the same bytes may be sent again";
   ASSERT_TRUE(store_->Refuse(2, "no time").ok());
   EXPECT_EQ(StateOf(2), kRefused);
@@ -300,7 +300,7 @@ TEST_F(VersionStoreTest, ADeltaForWhatIsNotHereIsRefused) {
   const std::string second = Bytes(1, 2, 10), third = Bytes(2, 3, 11);
   ExpectStatus(Push(*store_, third), kPrecondition, "version 2, which is not kept here");
   ASSERT_TRUE(Push(*store_, second).ok());
-  const auto verified = store_->Verify(Sha256Of(third), UnsignedPolicy());
+  auto verified = store_->Verify(Sha256Of(third), UnsignedPolicy());
   EXPECT_TRUE(verified.ok()) << "it came too early, and was kept: " << verified.status();
   testing::Draft wrong = publisher_.MakeDelta(1, 3, 12);
   wrong.manifest.base_version = 2;
@@ -378,9 +378,9 @@ TEST_F(VersionStoreTest, VerifiedSurvivesARestartAndIsStagedAfterIt) {
   disk_.Restart(Loss::kUnsynced);
   Reopen();
   EXPECT_EQ(StateOf(2), kVerified);
-  const auto verified = store_->Verify(Sha256Of(bytes), UnsignedPolicy());
+  auto verified = store_->Verify(Sha256Of(bytes), UnsignedPolicy());
   ASSERT_TRUE(verified.ok()) << verified.status();
-  EXPECT_TRUE(store_->Stage(2, verified->journal).ok());
+  EXPECT_TRUE(store_->Stage(*std::move(verified)).ok());
 }
 
 TEST_F(VersionStoreTest, WaitingVersionsAreCapped) {
@@ -400,12 +400,12 @@ TEST_F(VersionStoreTest, ALateJoinerGetsJournalsAndDeltasFromAnyVersionToAny) {
   Activate(2, 4, 12);
   auto chain = store_->JournalsBetween(3, 4);
   ASSERT_TRUE(chain.ok()) << chain.status();
-  const auto journal = chain->ReadAll();
+  const auto journal = testing::ReadAll(*std::move(chain));
   ASSERT_TRUE(journal.ok()) << journal.status();
   testing::MemoryWeights weights = publisher_.weights(3);
   weights.Apply(*journal);
   EXPECT_TRUE(weights == publisher_.weights(4));
-  EXPECT_EQ(*store_->JournalsBetween(4, 4)->ReadAll(), Journal{});
+  EXPECT_EQ(*testing::ReadAll(*store_->JournalsBetween(4, 4)), Journal{});
   const auto deltas = store_->DeltasBetween(1, 4);
   ASSERT_TRUE(deltas.ok()) << deltas.status();
   ASSERT_EQ(deltas->size(), 2u);
