@@ -1,6 +1,7 @@
 #include "engine/updates/anchor_file.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "engine/updates/atomic_file.h"
 #include "engine/updates/bytes.h"
 #include "engine/updates/manifest.h"
+#include "engine/updates/nonzero_bits.h"
 #include "engine/updates/segment_codec.h"
 #include "engine/updates/segment_place.h"
 #include "engine/updates/stored_file.h"
@@ -40,20 +42,6 @@ std::string Pack(const std::string& elements, size_t width) {
     packed.append(elements, i * width, width);
   }
   return packed;
-}
-
-// False when the elements are more or fewer than the bitmap has.
-bool Unpack(const std::string& packed, size_t width, std::string& elements) {
-  const size_t count = elements.size() / width, bitmap = (count + 7) / 8;
-  if (packed.size() < bitmap) return false;
-  size_t next = bitmap;
-  for (size_t i = 0; i < count; ++i) {
-    if ((packed[i / 8] >> (i % 8) & 1) == 0) continue;
-    if (packed.size() - next < width) return false;
-    std::memcpy(elements.data() + i * width, packed.data() + next, width);
-    next += width;
-  }
-  return next == packed.size();
 }
 
 void WriteTensorHead(ByteWriter& index, const TensorInfo& tensor) {
@@ -207,35 +195,59 @@ absl::Status AnchorReader::ParseIndex(absl::string_view index, uint64_t end, int
   return reader.End("index");
 }
 
-absl::Status AnchorReader::ReadSegment(size_t tensor, int64_t segment,
-                                       std::string& elements) const {
+absl::Status AnchorReader::ReadSegment(size_t tensor, int64_t segment, Visit visit) const {
   const Segment& place = segments_[tensor][static_cast<size_t>(segment)];
   const TensorInfo& info = tensors_[tensor];
   const auto width = static_cast<size_t>(SizeOf(info.kind()));
-  const auto size = static_cast<size_t>(SegmentSize(info, segment)) * width;
+  const int64_t count = SegmentSize(info, segment), first = segment * kSegmentElements;
+  const auto bitmap = static_cast<size_t>((count + 7) / 8);
   std::string packed(place.bytes, '\0');
   auto status = ReadExactly(*file_, place.offset, packed.data(), packed.size());
   if (!status.ok()) return status;
-  elements.assign(size, '\0');
-  if (Sha256Of(packed) != place.digest || !Unpack(packed, width, elements)) {
-    return Damaged(path_,
-                   absl::StrCat("segment ", segment, " of tensor ", formats::Quoted(info.name)));
+  const absl::Status damaged =
+      Damaged(path_, absl::StrCat("segment ", segment, " of tensor ", formats::Quoted(info.name)));
+  if (Sha256Of(packed) != place.digest || packed.size() < bitmap) return damaged;
+  std::string window;
+  size_t next = bitmap;
+  for (int64_t at = 0; at < count; at += kWindowElements) {
+    const int64_t here = std::min(kWindowElements, count - at);
+    window.assign(static_cast<size_t>(here) * width, '\0');
+    for (int64_t begin = at; begin < at + here; begin += 64) {
+      uint64_t present = 0;
+      const auto byte = static_cast<size_t>(begin / 8);
+      std::memcpy(&present, packed.data() + byte, std::min<size_t>(8, bitmap - byte));
+      if (count - begin < 64) present &= (uint64_t{1} << (count - begin)) - 1;
+      if (packed.size() - next < width * static_cast<size_t>(BitsIn(present))) return damaged;
+      for (; present != 0; present &= present - 1, next += width) {
+        const auto element = static_cast<size_t>(begin - at + std::countr_zero(present));
+        std::memcpy(window.data() + element * width, packed.data() + next, width);
+      }
+    }
+    visit(first + at, window.data(), here);
   }
-  return absl::OkStatus();
+  return next == packed.size() ? absl::OkStatus() : damaged;
+}
+
+absl::Status AnchorReader::ReadWindows(size_t tensor, int64_t first, int64_t count,
+                                       Visit visit) const {
+  const int64_t segment = first / kSegmentElements;
+  if (first % kSegmentElements == 0 && count == SegmentSize(tensors_[tensor], segment))
+    return ReadSegment(tensor, segment, visit);
+  return TensorReader::ReadWindows(tensor, first, count, visit);
 }
 
 absl::Status AnchorReader::Read(size_t tensor, int64_t first, int64_t count, void* to) const {
-  const int64_t width = SizeOf(tensors_[tensor].kind());
-  auto* out = static_cast<char*>(to);
-  std::string elements;
-  while (count > 0) {
-    const int64_t segment = first / kSegmentElements, skipped = first % kSegmentElements;
-    if (auto status = ReadSegment(tensor, segment, elements); !status.ok()) return status;
-    const int64_t taken = std::min(count, static_cast<int64_t>(elements.size()) / width - skipped);
-    std::memcpy(out, elements.data() + skipped * width, static_cast<size_t>(taken * width));
-    out += taken * width;
-    first += taken;
-    count -= taken;
+  const auto width = static_cast<size_t>(SizeOf(tensors_[tensor].kind()));
+  const int64_t end = first + count;
+  for (int64_t segment = first / kSegmentElements; segment * kSegmentElements < end; ++segment) {
+    auto status = ReadSegment(tensor, segment, [&](int64_t at, void* elements, int64_t here) {
+      const int64_t begin = std::max(at, first), stop = std::min(at + here, end);
+      if (begin >= stop) return;
+      std::memcpy(static_cast<char*>(to) + static_cast<size_t>(begin - first) * width,
+                  static_cast<char*>(elements) + static_cast<size_t>(begin - at) * width,
+                  static_cast<size_t>(stop - begin) * width);
+    });
+    if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }

@@ -3,7 +3,7 @@
 //
 // Bytes    One bit an element, and the elements that have a bit set: −0 is kept, +0 costs a bit.
 // Reading  Any range, in segments of kSegmentElements, each compared with its digest. Thread-safe.
-// Memory   A segment: 2 MiB and its non-zeros.
+// Memory   A segment: its bitmap, its non-zeros and a window of its elements.
 // Errors   DataLoss: damaged, naming file and tensor; Unimplemented: newer.
 #pragma once
 
@@ -33,6 +33,7 @@ class AnchorReader final : public TensorReader {
                                                                   const Digest& digest);
   const std::vector<TensorInfo>& tensors() const override { return tensors_; }
   absl::Status Read(size_t tensor, int64_t first, int64_t count, void* to) const override;
+  absl::Status ReadWindows(size_t tensor, int64_t first, int64_t count, Visit visit) const override;
 
  private:
   struct Segment {
@@ -42,7 +43,7 @@ class AnchorReader final : public TensorReader {
   AnchorReader() = default;
   absl::Status ParseIndex(absl::string_view index, uint64_t end, int64_t number,
                           const Digest& digest);
-  absl::Status ReadSegment(size_t tensor, int64_t segment, std::string& elements) const;
+  absl::Status ReadSegment(size_t tensor, int64_t segment, Visit visit) const;
 
   std::unique_ptr<File> file_;
   std::string path_;

@@ -11,8 +11,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "engine/formats/names.h"
-#include "engine/tensor/buffer.h"
 #include "engine/updates/journal.h"
+#include "engine/updates/packed_segment.h"
 #include "engine/updates/segment_place.h"
 
 namespace espalier::updates {
@@ -62,7 +62,7 @@ class Decoder {
     bool done = false;
   };
   struct Scratch {
-    Buffer segment;
+    PackedSegment segment;
     std::vector<char> block;
     BlockHasher hasher;
   };
@@ -71,8 +71,11 @@ class Decoder {
   absl::Status ListItems(const std::vector<size_t>& indices);
   void Work();
   absl::Status Do(Item& item, Scratch& scratch) const;
-  void HashBlocks(const Item& item, const char* elements, int64_t count, Scratch& scratch) const;
-  Part PartOf(const Item& item, const char* elements, int64_t begin, int64_t end) const;
+  void HashBlocks(const Item& item, Scratch& scratch) const;
+  // Elements of the item as they will be, and whether any of them changes.
+  bool Unpack(const Item& item, const PackedSegment& segment, int64_t begin, int64_t end,
+              char* to) const;
+  Part PartOf(const Item& item, const PackedSegment& segment, int64_t begin, int64_t end) const;
   // What is done, in its order, unless another thread is at it.
   void HandOver(std::unique_lock<std::mutex>& lock, Scratch& scratch);
   absl::Status HandOver(Item& item, Item* before, const Item* after, Scratch& scratch);
@@ -174,79 +177,69 @@ absl::Status Decoder::Do(Item& item, Scratch& scratch) const {
   const TensorInfo& tensor = base_.tensors()[item.tensor];
   const int64_t first = item.segment * kSegmentElements;
   const int64_t count = SegmentSize(tensor, item.segment);
-  const auto* elements = static_cast<const char*>(base_.InMemory(item.tensor, first));
-  if (elements == nullptr) {
-    const auto bytes = static_cast<size_t>(count * SizeOf(tensor.kind()));
-    if (scratch.segment.size() < bytes) {
-      scratch.segment = Buffer();
-      auto segment = Buffer::Allocate(bytes);
-      if (!segment.ok()) return segment.status();
-      scratch.segment = *std::move(segment);
-    }
-    auto status = base_.Read(item.tensor, first, count, scratch.segment.data());
+  scratch.segment.Begin(tensor.kind(), count);
+  if (const void* elements = base_.InMemory(item.tensor, first); elements != nullptr) {
+    scratch.segment.Append(elements, count);
+  } else {
+    auto status = base_.ReadWindows(
+        item.tensor, first, count,
+        [&](int64_t, void* window, int64_t here) { scratch.segment.Append(window, here); });
     if (!status.ok()) return status;
-    elements = reinterpret_cast<const char*>(scratch.segment.data());
   }
   if (item.record) {
     const auto record = delta_.Read(*item.record);
     if (!record.ok()) return record.status();
     const auto status =
-        DecodeSegment(tensor.kind(), elements, count, *record, item.edits, item.found);
+        DecodeSegment(tensor.kind(), scratch.segment, *record, item.edits, item.found);
     if (!status.ok()) return InTensor(tensor, item.segment, status);
   }
   if (blocks_ == nullptr) return absl::OkStatus();
-  HashBlocks(item, elements, count, scratch);
+  HashBlocks(item, scratch);
   const int64_t block = BlockElements(tensor);
   if (first % block != 0)
-    item.head = PartOf(item, elements, 0, std::min(block - first % block, count));
+    item.head = PartOf(item, scratch.segment, 0, std::min(block - first % block, count));
   const int64_t end = first + count, last_block = end / block * block;
   if (end < tensor.elements() && last_block != end)
-    item.tail = PartOf(item, elements, last_block - first, count);
+    item.tail = PartOf(item, scratch.segment, last_block - first, count);
   return absl::OkStatus();
 }
 
-Decoder::Part Decoder::PartOf(const Item& item, const char* elements, int64_t begin,
-                              int64_t end) const {
+bool Decoder::Unpack(const Item& item, const PackedSegment& segment, int64_t begin, int64_t end,
+                     char* to) const {
   const auto size = static_cast<size_t>(SizeOf(base_.tensors()[item.tensor].kind()));
-  const auto bytes = [&](int64_t count) { return static_cast<size_t>(count) * size; };
-  Part part{std::string(elements + bytes(begin), bytes(end - begin))};
+  segment.Unpack(begin, end, to);
   const auto less = [](const Edit& edit, int64_t position) { return edit.position < position; };
-  auto edit = std::lower_bound(item.edits.begin(), item.edits.end(), begin, less);
-  for (; edit != item.edits.end() && edit->position < end; ++edit) {
-    std::memcpy(part.elements.data() + bytes(edit->position - begin), &edit->new_bits, size);
-    part.changed = true;
-  }
+  const auto changed = std::lower_bound(item.edits.begin(), item.edits.end(), begin, less);
+  auto edit = changed;
+  for (; edit != item.edits.end() && edit->position < end; ++edit)
+    std::memcpy(to + static_cast<size_t>(edit->position - begin) * size, &edit->new_bits, size);
+  return edit != changed;
+}
+
+Decoder::Part Decoder::PartOf(const Item& item, const PackedSegment& segment, int64_t begin,
+                              int64_t end) const {
+  Part part;
+  part.elements.resize(
+      static_cast<size_t>((end - begin) * SizeOf(base_.tensors()[item.tensor].kind())));
+  part.changed = Unpack(item, segment, begin, end, part.elements.data());
   return part;
 }
 
 // Those that lie in the segment as a whole.
-void Decoder::HashBlocks(const Item& item, const char* elements, int64_t count,
-                         Scratch& scratch) const {
+void Decoder::HashBlocks(const Item& item, Scratch& scratch) const {
   const TensorInfo& tensor = base_.tensors()[item.tensor];
-  const auto size = static_cast<size_t>(SizeOf(tensor.kind()));
   const int64_t first = item.segment * kSegmentElements, block = BlockElements(tensor);
   auto edit = item.edits.begin();
-  const auto skip_to = [&](int64_t position) {
-    while (edit != item.edits.end() && edit->position < position) ++edit;
-    return edit;
-  };
   for (int64_t index = (first + block - 1) / block; index * block < tensor.elements(); ++index) {
     const int64_t begin = index * block - first;
     const int64_t end = std::min(index * block + block, tensor.elements()) - first;
-    if (end > count) break;
-    const auto changed = skip_to(begin), changed_end = skip_to(end);
-    if (known_ && changed == changed_end) continue;
-    const char* from = elements + static_cast<size_t>(begin) * size;
-    if (changed != changed_end) {
-      scratch.block.assign(from, from + static_cast<size_t>(end - begin) * size);
-      for (auto at = changed; at != changed_end; ++at) {
-        std::memcpy(scratch.block.data() + static_cast<size_t>(at->position - begin) * size,
-                    &at->new_bits, size);
-      }
-      from = scratch.block.data();
-    }
+    if (end > scratch.segment.size()) break;
+    while (edit != item.edits.end() && edit->position < begin) ++edit;
+    if (known_ && (edit == item.edits.end() || edit->position >= end)) continue;
+    scratch.block.resize(static_cast<size_t>((end - begin) * SizeOf(tensor.kind())));
+    Unpack(item, scratch.segment, begin, end, scratch.block.data());
     blocks_->tensors[item.tensor][static_cast<size_t>(index)] =
-        scratch.hasher.Hash(from, end - begin, tensor.kind());
+        scratch.hasher.Hash(scratch.block.data(), end - begin, tensor.kind());
   }
 }
 

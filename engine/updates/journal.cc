@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/formats/names.h"
+#include "engine/updates/packed_segment.h"
 #include "engine/updates/segment_place.h"
 #include "engine/updates/weight_digest.h"
 
@@ -145,7 +146,8 @@ absl::Status PatchedReader::ReadSegment(size_t tensor, int64_t segment,
   if (!bytes.ok()) return bytes.status();
   std::vector<Edit> edits;
   EventCounts counts;
-  status = DecodeSegment(info.kind(), elements.data(), count, *bytes, edits, counts);
+  status = DecodeSegment(info.kind(), PackedSegment(info.kind(), elements.data(), count), *bytes,
+                         edits, counts);
   if (!status.ok()) return InTensor(info, segment, status);
   const auto size = static_cast<size_t>(SizeOf(info.kind()));
   for (const Edit& edit : edits)

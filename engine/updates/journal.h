@@ -8,8 +8,9 @@
 //
 // The inverse of a journal is the journal with old and new exchanged: rollback needs nothing else.
 //
-// Memory   16 bytes a changed element of a Journal, reserved after its count was compared with `max_bytes`. To decode: a
-//          segment for each thread, 64 MiB of them at most, and 12 bytes a change of two segments for each.
+// Memory   16 bytes a changed element of a Journal, reserved after its count was compared with `max_bytes`. To decode: for
+//          each thread a segment without its zeros (64 MiB of them with their zeros, at most), and 12 bytes a change of
+//          two segments.
 // Errors   FailedPrecondition: another base. InvalidArgument: the delta breaks a rule, or does not
 //          lead to the digest that it promises. ResourceExhausted: more changes than allowed.
 #pragma once

@@ -1,8 +1,11 @@
 #include "engine/updates/journal_chain.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <utility>
+
+#include "engine/updates/segment_codec.h"
 
 namespace espalier::updates {
 namespace {
@@ -95,10 +98,46 @@ absl::Status JournaledReader::Read(size_t tensor, int64_t first, int64_t count, 
   if (auto status = base_->Read(tensor, first, count, to); !status.ok()) return status;
   const auto width = static_cast<size_t>(SizeOf(tensors()[tensor].kind()));
   for (const auto& [journal, forward] : steps_) {
-    auto status = journal->LayOver(tensor, first, count, forward, width, to);
+    auto status =
+        journal->Visit(tensor, first, count, forward, [&](int64_t position, uint32_t bits) {
+          std::memcpy(static_cast<char*>(to) + static_cast<size_t>(position - first) * width, &bits,
+                      width);
+        });
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
+}
+
+absl::Status JournaledReader::ReadWindows(size_t tensor, int64_t first, int64_t count,
+                                          Visit visit) const {
+  if (count > kSegmentElements) return TensorReader::ReadWindows(tensor, first, count, visit);
+  struct Change {
+    uint32_t at, bits;  // after `first`
+  };
+  struct Changes {
+    std::vector<Change> all;
+    size_t next = 0;
+  };
+  std::vector<Changes> journals(steps_.size());
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    const auto& [journal, forward] = steps_[i];
+    auto& all = journals[i].all;
+    auto status =
+        journal->Visit(tensor, first, count, forward, [&](int64_t position, uint32_t bits) {
+          all.push_back({static_cast<uint32_t>(position - first), bits});
+        });
+    if (!status.ok()) return status;
+  }
+  const auto width = static_cast<size_t>(SizeOf(tensors()[tensor].kind()));
+  return base_->ReadWindows(tensor, first, count, [&](int64_t begin, void* elements, int64_t here) {
+    for (auto& [all, next] : journals) {
+      for (; next < all.size() && first + all[next].at < begin + here; ++next) {
+        const auto at = static_cast<size_t>(first + all[next].at - begin);
+        std::memcpy(static_cast<char*>(elements) + at * width, &all[next].bits, width);
+      }
+    }
+    visit(begin, elements, here);
+  });
 }
 
 }  // namespace espalier::updates

@@ -60,6 +60,8 @@ class JournaledReader final : public TensorReader {
       std::shared_ptr<const TensorReader> base, std::vector<Step> steps);
   const std::vector<TensorInfo>& tensors() const override { return base_->tensors(); }
   absl::Status Read(size_t tensor, int64_t first, int64_t count, void* to) const override;
+  // Holds the changes of the range meanwhile, 8 bytes each.
+  absl::Status ReadWindows(size_t tensor, int64_t first, int64_t count, Visit visit) const override;
 
  private:
   JournaledReader(std::shared_ptr<const TensorReader> base, std::vector<Step> steps)

@@ -175,9 +175,20 @@ absl::Status JournalWriter::AppendPiece() {
   if (piece_.empty()) return absl::OkStatus();
   const auto bytes = SerializePiece(piece_, next_);
   if (!bytes.ok()) return bytes.status();
-  next_ = piece_.back().position + 1;
+  if (auto status = file_->AppendBlock(*bytes); !status.ok()) return status;
+  const int64_t last = piece_.back().position;
+  pieces_.push_back({tensor_, next_, last, file_->size() - bytes->size(), bytes->size(),
+                     piece_.size(), Sha256Of(*bytes)});
+  next_ = last + 1;
   piece_.clear();
-  return file_->AppendBlock(*bytes);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const JournalOnDisk>> JournalWriter::Reopen() const {
+  auto reader = SealedReader::Open(files_, path_, StoredKind::kJournal);
+  if (!reader.ok()) return reader.status();
+  return std::shared_ptr<const JournalOnDisk>(
+      new JournalOnDisk(*std::move(reader), ends_, pieces_));
 }
 
 absl::StatusOr<uint64_t> JournalWriter::Commit() {
@@ -240,14 +251,14 @@ absl::StatusOr<std::shared_ptr<const JournalOnDisk>> JournalOnDisk::Open(
     const JournalLimits& limits) {
   auto reader = JournalReader::Open(files, path, ends, limits);
   if (!reader.ok()) return reader.status();
-  std::vector<Piece> pieces;
+  std::vector<JournalPiece> pieces;
   OpenedPiece opened;
   for (const auto& [tensor, entries] : reader->tensors_) {
     int64_t next = 0;
     for (uint64_t read = 0; read < entries;) {
       const auto block = reader->reader_.NextBlock(kMaxPieceBytes + 64);
       if (!block.ok()) return block.status();
-      Piece piece{.tensor = tensor, .next = next, .digest = Sha256Of(*block)};
+      JournalPiece piece{.tensor = tensor, .next = next, .digest = Sha256Of(*block)};
       piece.offset = reader->reader_.block_offset();
       piece.bytes = block->size();
       piece.entries = std::min<uint64_t>(kPieceEntries, entries - read);
@@ -260,13 +271,12 @@ absl::StatusOr<std::shared_ptr<const JournalOnDisk>> JournalOnDisk::Open(
     }
   }
   if (auto status = reader->End(); !status.ok()) return status;
-  std::shared_ptr<JournalOnDisk> journal(new JournalOnDisk(std::move(reader->reader_)));
-  journal->pieces_ = std::move(pieces);
-  return std::shared_ptr<const JournalOnDisk>(std::move(journal));
+  return std::shared_ptr<const JournalOnDisk>(
+      new JournalOnDisk(std::move(reader->reader_), ends, std::move(pieces)));
 }
 
 absl::Status JournalOnDisk::CheckFits(const std::vector<TensorInfo>& tensors) const {
-  for (const Piece& piece : pieces_) {
+  for (const JournalPiece& piece : pieces_) {
     if (piece.tensor >= tensors.size()) {
       return absl::InvalidArgumentError(absl::StrCat("the journal changes tensor ", piece.tensor,
                                                      ", there are ", tensors.size()));
@@ -280,9 +290,9 @@ absl::Status JournalOnDisk::CheckFits(const std::vector<TensorInfo>& tensors) co
   return absl::OkStatus();
 }
 
-absl::Status JournalOnDisk::LayOver(size_t tensor, int64_t first, int64_t count, bool forward,
-                                    size_t width, void* elements) const {
-  const auto before = [](const Piece& piece, const std::pair<size_t, int64_t>& place) {
+absl::Status JournalOnDisk::Visit(size_t tensor, int64_t first, int64_t count, bool forward,
+                                  VisitChange visit) const {
+  const auto before = [](const JournalPiece& piece, const std::pair<size_t, int64_t>& place) {
     return std::pair(piece.tensor, piece.last) < place;
   };
   std::string block;
@@ -297,15 +307,13 @@ absl::Status JournalOnDisk::LayOver(size_t tensor, int64_t first, int64_t count,
     auto status = OpenPiece(block, piece->entries, piece->next, opened);
     if (!status.ok()) return Damaged(reader_.path(), status.message());
     const char* bits = forward ? opened.NewBits() : opened.OldBits();
-    const size_t copied = std::min(width, opened.width);
     const auto& positions = opened.positions;
     const auto begin = std::lower_bound(positions.begin(), positions.end(), first);
     for (auto at = begin; at != positions.end() && *at < first + count; ++at) {
       uint32_t element = 0;
       std::memcpy(&element, bits + static_cast<size_t>(at - positions.begin()) * opened.width,
-                  copied);
-      std::memcpy(static_cast<char*>(elements) + static_cast<size_t>(*at - first) * width, &element,
-                  width);
+                  opened.width);
+      visit(*at, element);
     }
   }
   return absl::OkStatus();

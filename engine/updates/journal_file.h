@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "engine/updates/file_system.h"
 #include "engine/updates/journal.h"
@@ -27,6 +28,17 @@ struct JournalEnds {
   bool operator==(const JournalEnds&) const = default;
 };
 
+// Where a piece lies, of how many entries of which tensor.
+struct JournalPiece {
+  size_t tensor = 0;
+  int64_t next = 0, last = 0;  // the position after the piece before, its own last one
+  uint64_t offset = 0, bytes = 0;
+  size_t entries = 0;
+  Digest digest{};
+};
+
+class JournalOnDisk;
+
 // Beside its place until it is committed, and deleted if it never is.
 class JournalWriter final : public JournalSink {
  public:
@@ -37,6 +49,8 @@ class JournalWriter final : public JournalSink {
   absl::Status Append(size_t tensor, absl::Span<const JournalEntry> entries) override;
   // Durable when it returns; says how many bytes the file has. At most once.
   absl::StatusOr<uint64_t> Commit();
+  // Once committed: to be read, without looking through it first.
+  absl::StatusOr<std::shared_ptr<const JournalOnDisk>> Reopen() const;
 
   const JournalEnds& ends() const { return ends_; }
   int64_t entries() const { return entries_; }
@@ -52,6 +66,7 @@ class JournalWriter final : public JournalSink {
   int64_t next_ = 0;                 // the position after the last piece's
   std::vector<JournalEntry> piece_;  // of the tensor, not written yet
   int64_t entries_ = 0;
+  std::vector<JournalPiece> pieces_;  // that were written
 };
 
 // A piece at a time.
@@ -92,23 +107,20 @@ class JournalOnDisk {
   // InvalidArgument when it changes tensors or positions that these weights have not.
   absl::Status CheckFits(const std::vector<TensorInfo>& tensors) const;
   bool empty() const { return pieces_.empty(); }
-  // Overwrites what it changes of [first, first + count) of the tensor, which lies at `elements` and is `width` bytes an
-  // element: by the new bits, or by the old ones.
-  absl::Status LayOver(size_t tensor, int64_t first, int64_t count, bool forward, size_t width,
-                       void* elements) const;
+  const JournalEnds& ends() const { return ends_; }
+  // What it changes of [first, first + count) of the tensor, ascending: the new bits, or, backwards, the old ones.
+  using VisitChange = absl::FunctionRef<void(int64_t position, uint32_t bits)>;
+  absl::Status Visit(size_t tensor, int64_t first, int64_t count, bool forward,
+                     VisitChange visit) const;
 
  private:
-  struct Piece {
-    size_t tensor = 0;
-    int64_t next = 0, last = 0;  // the position after the piece before, its own last one
-    uint64_t offset = 0, bytes = 0;
-    size_t entries = 0;
-    Digest digest{};
-  };
-  explicit JournalOnDisk(SealedReader reader) : reader_(std::move(reader)) {}
+  friend class JournalWriter;
+  JournalOnDisk(SealedReader reader, const JournalEnds& ends, std::vector<JournalPiece> pieces)
+      : reader_(std::move(reader)), ends_(ends), pieces_(std::move(pieces)) {}
 
-  SealedReader reader_;
-  std::vector<Piece> pieces_;  // ascending
+  const SealedReader reader_;
+  const JournalEnds ends_;
+  const std::vector<JournalPiece> pieces_;  // ascending
 };
 
 }  // namespace espalier::updates

@@ -25,6 +25,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "engine/updates/elements.h"
+#include "engine/updates/packed_segment.h"
 
 namespace espalier::updates {
 
@@ -83,9 +84,9 @@ absl::StatusOr<std::string> EncodeSegment(ElementKind kind, const void* old_elem
                                           const void* new_elements, int64_t count,
                                           EventCounts& counts, const EncodeOptions& options = {});
 
-// Appends the edits, ascending by position, and adds to `counts`. `base` holds `count` elements.
-absl::Status DecodeSegment(ElementKind kind, const void* base, int64_t count,
-                           absl::string_view record, std::vector<Edit>& edits, EventCounts& counts);
+// Appends the edits, ascending by position, and adds to `counts`.
+absl::Status DecodeSegment(ElementKind kind, const PackedSegment& base, absl::string_view record,
+                           std::vector<Edit>& edits, EventCounts& counts);
 
 // The modes of a record's lists, −1 for an empty list; for `show` and benches.
 absl::Status ReadModes(absl::string_view record, int modes[kEventKinds]);

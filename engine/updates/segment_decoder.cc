@@ -2,6 +2,7 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "engine/updates/bytes.h"
@@ -59,10 +60,8 @@ template <typename Element>
 class SegmentDecoder {
  public:
   using Bits = typename Element::Bits;
-  SegmentDecoder(const Bits* base, int64_t count)
-      : base_(base), count_(count), nonzero_(NonzeroBits<Element>(base, count)) {
-    nonzeros_ = CountBits(nonzero_);
-  }
+  explicit SegmentDecoder(const PackedSegment& base)
+      : base_(base), count_(base.size()), nonzeros_(CountBits(base.nonzero())) {}
 
   absl::Status Decode(const ListRecords& lists, std::vector<Edit>& edits, EventCounts& counts) {
     if (auto status = CheckCounts(lists); !status.ok()) return status;
@@ -101,6 +100,7 @@ class SegmentDecoder {
   }
 
  private:
+  Bits Old(uint32_t position) const { return base_.At<Element>(position); }
   static bool AtZeros(EventKind kind) {
     return kind == EventKind::kGrow || kind == EventKind::kFlip;
   }
@@ -123,12 +123,13 @@ class SegmentDecoder {
   // --- what each event does, checked --------------------------------------------------------------
   absl::Status Add(EventKind kind, uint32_t position, Bits new_bits,
                    std::vector<Edit>& edits) const {
-    edits.push_back({position, base_[position], new_bits});
-    if (new_bits != base_[position] && Element::IsZero(new_bits) == MakesZero(kind))
+    const Bits old_bits = Old(position);
+    edits.push_back({position, old_bits, new_bits});
+    if (new_bits != old_bits && Element::IsZero(new_bits) == MakesZero(kind))
       return absl::OkStatus();
     return Refused(
-        kind, absl::StrCat("element ", position, " would go from 0x", absl::Hex(base_[position]),
-                           " to 0x", absl::Hex(new_bits), ", which is no ", NameOf(kind)));
+        kind, absl::StrCat("element ", position, " would go from 0x", absl::Hex(old_bits), " to 0x",
+                           absl::Hex(new_bits), ", which is no ", NameOf(kind)));
   }
   static bool MakesZero(EventKind kind) {
     return kind == EventKind::kDrop || kind == EventKind::kFlip;
@@ -142,7 +143,7 @@ class SegmentDecoder {
     return Add(EventKind::kChange, position, Element::FromOrder(order), edits);
   }
   Bits Flipped(uint32_t position) const {
-    return Element::Zero(!Element::IsNegative(base_[position]));
+    return Element::Zero(!Element::IsNegative(Old(position)));
   }
 
   // --- modes in which events are ranked among all non-zeros, or zeros ------------------------------
@@ -154,7 +155,7 @@ class SegmentDecoder {
 
   template <bool kSet>
   absl::Status DecodeRanksAt(EventKind kind, const ListRecord& list, std::vector<Edit>& edits) {
-    RankWalker<kSet> walker(nonzero_, count_);
+    RankWalker<kSet> walker(base_.nonzero(), count_);
     switch (list.mode) {
       case Mode::kRaw:
         return DecodeRaw(kind, list, walker, edits);
@@ -255,7 +256,7 @@ class SegmentDecoder {
       const auto zigzag = symbols.Varint("step", uint64_t{1} << 34);
       if (!zigzag.ok()) return Refused(kind, zigzag.status().message());
       const int64_t step = static_cast<int64_t>(*zigzag >> 1) ^ -static_cast<int64_t>(*zigzag & 1);
-      const int64_t from = Element::OrderOf(base_[position]);
+      const int64_t from = Element::OrderOf(Old(position));
       return AddOrder(position, from < 0 ? from - step : from + step, edits);
     }
     const auto value = symbols.LittleEndian("value", kind == EventKind::kDrop ? 1 : sizeof(Bits));
@@ -275,10 +276,10 @@ class SegmentDecoder {
                            std::vector<Edit>& edits) const {
     switch (kind) {
       case EventKind::kChange:
-        return AddOrder(position, models.change.Decode(coder, position, base_[position]), edits);
+        return AddOrder(position, models.change.Decode(coder, position, Old(position)), edits);
       case EventKind::kDrop:
         return Add(kind, position,
-                   Element::Zero(models.drop.Decode(coder, Element::IsNegative(base_[position]))),
+                   Element::Zero(models.drop.Decode(coder, Element::IsNegative(Old(position)))),
                    edits);
       case EventKind::kGrow:
         if (!models.grow) models.grow = std::make_unique<GrowModel<Element>>();
@@ -334,20 +335,21 @@ class SegmentDecoder {
     for (int64_t begin = 0; begin < count_; begin += static_cast<int64_t>(*width)) {
       if (!model->RowChanges(coder, false)) continue;
       const int64_t end = std::min(begin + static_cast<int64_t>(*width), count_);
-      const bool all = VisitBits(nonzero_, begin, end, [&](uint32_t position) {
-        const auto column = static_cast<uint32_t>(position - begin);
-        const Bits old_bits = base_[position];
-        if (!model->Changes(coder, column, old_bits, false)) return true;
-        if (edits.size() == count || coder.overrun()) {
-          failure = Refused(
-              kKind, absl::StrCat("more events than the ", list.count, " that it announces"));
-          return false;
-        }
-        failure = AddOrder(
-            position,
-            Element::OrderOf(old_bits) + model->Step(coder, column, position, old_bits, 0), edits);
-        return failure.ok();
-      });
+      const bool all =
+          base_.VisitNonzeros<Element>(begin, end, [&](uint32_t position, Bits old_bits) {
+            const auto column = static_cast<uint32_t>(position - begin);
+            if (!model->Changes(coder, column, old_bits, false)) return true;
+            if (edits.size() == count || coder.overrun()) {
+              failure = Refused(
+                  kKind, absl::StrCat("more events than the ", list.count, " that it announces"));
+              return false;
+            }
+            failure = AddOrder(
+                position,
+                Element::OrderOf(old_bits) + model->Step(coder, column, position, old_bits, 0),
+                edits);
+            return failure.ok();
+          });
       if (!all) return failure;
     }
     if (edits.size() != count) {
@@ -399,20 +401,19 @@ class SegmentDecoder {
   // Every non-zero is looked at here, so that this loop is what decoding costs beside its events.
   template <size_t kStreams>
   absl::Status Walk(const std::array<ClassStream*, kStreams>& streams) {
-    for (size_t word = 0; word < nonzero_.size(); ++word) {
-      const auto begin = static_cast<uint32_t>(64 * word);
-      for (uint64_t bits = nonzero_[word]; bits != 0; bits &= bits - 1) {
-        const uint32_t position = begin + static_cast<uint32_t>(std::countr_zero(bits));
-        const uint32_t element_class = Element::ClassOf(base_[position]);
-        for (ClassStream* stream : streams) {
-          if (stream->left[element_class] != 0) {
-            --stream->left[element_class];
-          } else if (auto status = Arrive(*stream, position, element_class); !status.ok()) {
-            return status;
-          }
+    absl::Status failure;
+    base_.VisitNonzeros<Element>(0, count_, [&](uint32_t position, Bits old_bits) {
+      const uint32_t element_class = Element::ClassOf(old_bits);
+      for (ClassStream* stream : streams) {
+        if (stream->left[element_class] != 0) {
+          --stream->left[element_class];
+        } else if (failure = Arrive(*stream, position, element_class); !failure.ok()) {
+          return false;
         }
       }
-    }
+      return true;
+    });
+    if (!failure.ok()) return failure;
     for (ClassStream* stream : streams) {
       if (auto status = CheckEnd(*stream); !status.ok()) return status;
     }
@@ -447,10 +448,9 @@ class SegmentDecoder {
     return absl::OkStatus();
   }
 
-  const Bits* base_;
-  int64_t count_;
-  std::vector<uint64_t> nonzero_;
-  int64_t nonzeros_ = 0;
+  const PackedSegment& base_;
+  const int64_t count_;
+  const int64_t nonzeros_;
 };
 
 }  // namespace
@@ -465,15 +465,12 @@ EventCounts& EventCounts::operator+=(const EventCounts& other) {
   return *this;
 }
 
-absl::Status DecodeSegment(ElementKind kind, const void* base, int64_t count,
-                           absl::string_view record, std::vector<Edit>& edits,
-                           EventCounts& counts) {
+absl::Status DecodeSegment(ElementKind kind, const PackedSegment& base, absl::string_view record,
+                           std::vector<Edit>& edits, EventCounts& counts) {
   const auto lists = ReadLists(record);
   if (!lists.ok()) return lists.status();
   return VisitElement(kind, [&](auto element) {
-    using Element = decltype(element);
-    SegmentDecoder<Element> decoder(static_cast<const typename Element::Bits*>(base), count);
-    return decoder.Decode(*lists, edits, counts);
+    return SegmentDecoder<decltype(element)>(base).Decode(*lists, edits, counts);
   });
 }
 

@@ -45,6 +45,7 @@ class SealedWriter {
   static absl::StatusOr<SealedWriter> Create(FileSystem& files, const std::string& path,
                                              StoredKind kind);
   absl::Status AppendBlock(absl::string_view bytes);
+  uint64_t size() const { return file_.size(); }  // so far
   // Seals the file, replaces what is at the path, and says how large it is.
   absl::StatusOr<uint64_t> Commit();
 

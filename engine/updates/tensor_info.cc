@@ -25,4 +25,16 @@ int64_t FindTensor(const std::vector<TensorInfo>& tensors, absl::string_view nam
   return found != tensors.end() && found->name == name ? found - tensors.begin() : -1;
 }
 
+absl::Status TensorReader::ReadWindows(size_t tensor, int64_t first, int64_t count,
+                                       Visit visit) const {
+  std::vector<char> window(
+      static_cast<size_t>(std::min(count, kWindowElements) * SizeOf(tensors()[tensor].kind())));
+  for (int64_t at = first; at < first + count; at += kWindowElements) {
+    const int64_t here = std::min(kWindowElements, first + count - at);
+    if (auto status = Read(tensor, at, here, window.data()); !status.ok()) return status;
+    visit(at, window.data(), here);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace espalier::updates

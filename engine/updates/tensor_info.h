@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/updates/elements.h"
@@ -39,6 +40,11 @@ class TensorReader {
   virtual const std::vector<TensorInfo>& tensors() const = 0;  // ascending by name, names unique
   // Elements [first, first + count) of tensors()[tensor], which exist.
   virtual absl::Status Read(size_t tensor, int64_t first, int64_t count, void* to) const = 0;
+  // The same, in order and a window of at most kWindowElements at a time, which `visit` may change: what has to be looked
+  // up for a range is looked up once. All windows but the last have that many.
+  using Visit = absl::FunctionRef<void(int64_t first, void* elements, int64_t count)>;
+  virtual absl::Status ReadWindows(size_t tensor, int64_t first, int64_t count, Visit visit) const;
+  static constexpr int64_t kWindowElements = int64_t{1} << 18;
   // Where element `first` and all behind it are, aligned to their size, for weights that are held
   // dense in memory; null for others. Read gives the same elements.
   virtual const void* InMemory(size_t /*tensor*/, int64_t /*first*/) const { return nullptr; }

@@ -64,12 +64,11 @@ Digest DigestOfTensor(const TensorInfo& tensor, const Digest& root) {
 absl::StatusOr<Digest> DigestTensor(const TensorReader& reader, size_t index) {
   const TensorInfo& tensor = reader.tensors()[index];
   TensorDigester digester(tensor);
-  const int64_t piece = std::min(kSegmentElements, std::max<int64_t>(tensor.elements(), 1));
-  std::vector<char> buffer(static_cast<size_t>(piece * SizeOf(tensor.kind())));
-  for (int64_t first = 0; first < tensor.elements(); first += piece) {
-    const int64_t count = std::min(piece, tensor.elements() - first);
-    if (auto status = reader.Read(index, first, count, buffer.data()); !status.ok()) return status;
-    digester.Update(buffer.data(), count);
+  for (int64_t first = 0; first < tensor.elements(); first += kSegmentElements) {
+    auto status = reader.ReadWindows(
+        index, first, std::min(kSegmentElements, tensor.elements() - first),
+        [&](int64_t, const void* elements, int64_t count) { digester.Update(elements, count); });
+    if (!status.ok()) return status;
   }
   return digester.Finish();
 }

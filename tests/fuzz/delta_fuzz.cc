@@ -98,7 +98,8 @@ void RunRecord(ElementKind kind, absl::string_view record) {
   Require(TheWorld().before.Read(tensor, 0, kElements, base.data()).ok(), "there is a base");
   std::vector<Edit> edits;
   EventCounts counts;
-  const auto status = DecodeSegment(kind, base.data(), kElements, record, edits, counts);
+  const auto status =
+      DecodeSegment(kind, PackedSegment(kind, base.data(), kElements), record, edits, counts);
   if (!status.ok()) return CheckRefusal(status);
   Require(static_cast<int64_t>(edits.size()) == counts.total(), "an edit an event");
   for (size_t i = 0; i < edits.size(); ++i) {

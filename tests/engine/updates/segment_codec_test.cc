@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <random>
@@ -10,6 +11,8 @@
 #include <vector>
 
 #include "engine/updates/bytes.h"
+#include "engine/updates/nonzero_bits.h"
+#include "engine/updates/packed_segment.h"
 #include "tests/engine/updates/random_weights.h"
 
 namespace espalier::updates {
@@ -38,12 +41,21 @@ class SegmentCodecTest : public ::testing::Test {
     EXPECT_TRUE(record.ok()) << record.status();
     return record.ok() ? *record : "";
   }
+  // In pieces, as a reader gives them.
+  static PackedSegment Packed(const std::vector<Bits>& elements) {
+    const auto count = static_cast<int64_t>(elements.size());
+    PackedSegment packed(ElementKind::kByte, elements.data(),
+                         std::min<int64_t>(64, count));  // of before
+    packed.Begin(kKindOf<Element>, count);
+    for (int64_t at = 0; at < count; at += 1024)
+      packed.Append(elements.data() + at, std::min<int64_t>(1024, count - at));
+    return packed;
+  }
   // What the record makes of the base.
   static std::vector<Bits> Decode(std::vector<Bits> base, absl::string_view record) {
     std::vector<Edit> edits;
     EventCounts counts;
-    const auto status = DecodeSegment(kKindOf<Element>, base.data(),
-                                      static_cast<int64_t>(base.size()), record, edits, counts);
+    const auto status = DecodeSegment(kKindOf<Element>, Packed(base), record, edits, counts);
     EXPECT_TRUE(status.ok()) << status;
     EXPECT_EQ(static_cast<int64_t>(edits.size()), counts.total());
     for (size_t i = 0; i < edits.size(); ++i) {
@@ -78,6 +90,22 @@ class SegmentCodecTest : public ::testing::Test {
 
 using Elements = ::testing::Types<ByteElement, Float16Element, BFloat16Element, Float32Element>;
 TYPED_TEST_SUITE(SegmentCodecTest, Elements);
+
+TYPED_TEST(SegmentCodecTest, APackedSegmentGivesBackAnyRange) {
+  const auto pair = MakePair<TypeParam>(5000, 77);
+  const auto packed = TestFixture::Packed(pair.before);
+  EXPECT_EQ(packed.size(), 5000);
+  EXPECT_EQ(packed.nonzero(), NonzeroBits<TypeParam>(pair.before.data(), 5000));
+  std::vector<typename TypeParam::Bits> range(5000);
+  for (const auto& [begin, end] : std::vector<std::pair<int64_t, int64_t>>{
+           {0, 5000}, {0, 0}, {63, 64}, {64, 130}, {999, 3001}, {4999, 5000}}) {
+    packed.Unpack(begin, end, range.data());
+    EXPECT_TRUE(
+        std::equal(range.begin(), range.begin() + (end - begin), pair.before.begin() + begin))
+        << begin << " to " << end;
+  }
+  for (uint32_t i = 0; i < 5000; ++i) ASSERT_EQ(packed.template At<TypeParam>(i), pair.before[i]);
+}
 
 TYPED_TEST(SegmentCodecTest, EveryModeRestoresWhatTrainingAndChanceChange) {
   for (uint64_t seed = 0; seed < 40; ++seed) {
@@ -183,8 +211,9 @@ TEST(SegmentCodecRecordTest, ACodedListThatWasCutIsRefused) {
       shorter.Raw(std::string(3, '\0'));
       std::vector<Edit> edits;
       EventCounts counts;
-      EXPECT_EQ(DecodeSegment(ElementKind::kBFloat16, pair.before.data(), 5000, shorter.bytes(),
-                              edits, counts)
+      EXPECT_EQ(DecodeSegment(ElementKind::kBFloat16,
+                              PackedSegment(ElementKind::kBFloat16, pair.before.data(), 5000),
+                              shorter.bytes(), edits, counts)
                     .code(),
                 absl::StatusCode::kInvalidArgument)
           << "mode " << static_cast<int>(mode) << ", cut by " << cut;

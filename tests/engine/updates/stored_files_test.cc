@@ -167,6 +167,22 @@ TEST(JournalFileTest, WhatIsNotCommittedLeavesNoFile) {
   EXPECT_EQ(disk.files(), 0);
 }
 
+// All elements, as windows give them.
+template <typename Bits>
+std::vector<Bits> ReadInWindows(const TensorReader& reader, size_t tensor, int64_t first,
+                                int64_t count) {
+  std::vector<Bits> all;
+  const auto status =
+      reader.ReadWindows(tensor, first, count, [&](int64_t at, const void* elements, int64_t here) {
+        EXPECT_EQ(at, first + static_cast<int64_t>(all.size()));
+        EXPECT_LE(here, TensorReader::kWindowElements);
+        const auto* begin = static_cast<const Bits*>(elements);
+        all.insert(all.end(), begin, begin + here);
+      });
+  EXPECT_TRUE(status.ok()) << status;
+  return all;
+}
+
 std::shared_ptr<const JournalOnDisk> OnDisk(SimulatedFileSystem& disk, const std::string& path) {
   auto journal = JournalOnDisk::Open(disk, path, SmallEnds());
   EXPECT_TRUE(journal.ok()) << journal.status();
@@ -233,7 +249,27 @@ TEST(JournaledReaderTest, AnyRangeIsReadOfALargeJournal) {
     ASSERT_TRUE(next.Read(0, first, count, expected.data()).ok());
     ASSERT_TRUE(std::equal(got.begin(), got.begin() + count, expected.begin()))
         << first << " " << count;
+    expected.resize(static_cast<size_t>(count));
+    EXPECT_EQ(ReadInWindows<uint16_t>(**reader, 0, first, count), expected);
+    expected.resize(kElements);
   }
+}
+
+TEST(JournaledReaderTest, AJournalIsReadAgainAsItWasWritten) {
+  const auto base = std::make_shared<MemoryWeights>(SmallWeights(1));
+  SimulatedFileSystem disk;
+  const Journal journal{{{0, {{2, 0, 7}, {31, 0, 9}}}, {2, {{0, 0, 1}}}}};
+  JournalWriter writer(disk, "/1", SmallEnds());
+  ASSERT_TRUE(writer.Begin({{{0, 2}, {2, 1}}}).ok());
+  for (const TensorJournal& tensor : journal.tensors)
+    ASSERT_TRUE(writer.Append(tensor.tensor, tensor.entries).ok());
+  ASSERT_TRUE(writer.Commit().ok());
+  const auto written = writer.Reopen();
+  ASSERT_TRUE(written.ok()) << written.status();
+  EXPECT_EQ((*written)->ends(), SmallEnds());
+  MemoryWeights next = *base;
+  next.Apply(journal);
+  EXPECT_EQ(*DigestOf(**JournaledReader::Create(base, {{*written}})), *DigestOf(next));
 }
 
 TEST(JournaledReaderTest, AJournalThatIsDamagedLaterIsToldFromWhatWasOpened) {
@@ -269,6 +305,9 @@ TEST(AnchorFileTest, HoldsTheWeightsBitForBit) {
   std::vector<uint16_t> some(2000);
   ASSERT_TRUE((*anchor)->Read(tensor, kSegmentElements - 1000, 2000, some.data()).ok());
   EXPECT_TRUE(std::equal(some.begin(), some.end(), large.before.end() - 2000)) << "two segments";
+  EXPECT_EQ(ReadInWindows<uint16_t>(**anchor, tensor, 0, kSegmentElements),
+            std::vector<uint16_t>(large.before.begin(), large.before.end() - 1000));
+  EXPECT_EQ(ReadInWindows<uint16_t>(**anchor, tensor, kSegmentElements - 1000, 2000), some);
   EXPECT_LT(*size, (kSegmentElements + 1000) * 2u / 2) << "zeros take a bit";
 }
 

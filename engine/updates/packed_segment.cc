@@ -1,0 +1,84 @@
+#include "engine/updates/packed_segment.h"
+
+#include <algorithm>
+
+namespace espalier::updates {
+namespace {
+
+constexpr int64_t kPiece = 32 << 10;  // elements
+
+}  // namespace
+
+void PackedSegment::Begin(ElementKind kind, int64_t count) {
+  kind_ = kind;
+  expected_ = count;
+  size_ = 0;
+  nonzero_.clear();
+  negative_.clear();
+  before_.clear();
+  elements_.clear();
+}
+
+// Each is looked at three times: while it is in the cache.
+void PackedSegment::Append(const void* elements, int64_t count) {
+  VisitElement(kind_, [&](auto element) {
+    const auto* from = static_cast<const typename decltype(element)::Bits*>(elements);
+    for (int64_t at = 0; at < count; at += kPiece)
+      AppendElements<decltype(element)>(from + at, std::min(kPiece, count - at));
+  });
+}
+
+template <typename Element>
+void PackedSegment::AppendElements(const typename Element::Bits* elements, int64_t count) {
+  using Bits = typename Element::Bits;
+  const std::vector<uint64_t> nonzero = NonzeroBits<Element>(elements, count);
+  const std::vector<uint64_t> present = NonzeroBits<PlainElement<Bits>>(elements, count);
+  size_t rank = elements_.size() / sizeof(Bits);
+  const auto more = static_cast<size_t>(CountBits(nonzero));
+  // Once, as if the rest were like the beginning: growing by doubling would take half as much again.
+  if (size_ == 0) {
+    const auto all = static_cast<size_t>(expected_), here = static_cast<size_t>(count);
+    elements_.reserve(sizeof(Bits) * std::min(all, more * (all / here + 1) * 9 / 8 + 64));
+  }
+  elements_.resize((rank + more) * sizeof(Bits));
+  auto* to = reinterpret_cast<Bits*>(elements_.data());
+  for (size_t word = 0; word < nonzero.size(); ++word) {
+    nonzero_.push_back(nonzero[word]);
+    negative_.push_back(present[word] & ~nonzero[word]);
+    before_.push_back(static_cast<uint32_t>(rank));
+    const Bits* from = elements + 64 * word;
+    if (nonzero[word] == ~uint64_t{0}) {
+      std::memcpy(to + rank, from, 64 * sizeof(Bits));
+      rank += 64;
+      continue;
+    }
+    for (uint64_t left = nonzero[word]; left != 0; left &= left - 1)
+      to[rank++] = from[std::countr_zero(left)];
+  }
+  size_ += count;
+}
+
+void PackedSegment::Unpack(int64_t begin, int64_t end, void* to) const {
+  VisitElement(kind_, [&](auto element) {
+    using Element = decltype(element);
+    UnpackElements<Element>(begin, end, static_cast<typename Element::Bits*>(to));
+  });
+}
+
+template <typename Element>
+void PackedSegment::UnpackElements(int64_t begin, int64_t end, typename Element::Bits* to) const {
+  using Bits = typename Element::Bits;
+  std::memset(to, 0, static_cast<size_t>(end - begin) * sizeof(Bits));
+  VisitNonzeros<Element>(begin, end, [&](uint32_t position, Bits bits) {
+    to[position - begin] = bits;
+    return true;
+  });
+  if constexpr (Element::kSigned) {
+    VisitBits(negative_, begin, end, [&](uint32_t position) {
+      to[position - begin] = Element::Zero(true);
+      return true;
+    });
+  }
+}
+
+}  // namespace espalier::updates
