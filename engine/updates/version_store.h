@@ -70,9 +70,11 @@ struct StoreOptions {
   int max_waiting_versions = 64;            // VERIFIED, STAGED or CANARY
   int keep_versions = 16;                   // that served before; the last one stays in any case
   uint64_t keep_bytes = uint64_t{8} << 30;  // of their journals and deltas
-  int max_chain = 64;                       // journals between the active version and an anchor
-  uint64_t max_audit_bytes = 64 << 20;      // half of it is copied at each start
-  int max_unconfirmed_starts = 3;  // then the version on probation is quarantined; 0: never
+  // Journals between the active version and an anchor, and their bytes: half a second to read, on one core.
+  int max_chain = 64;
+  uint64_t max_chain_bytes = 128 << 20;
+  uint64_t max_audit_bytes = 64 << 20;  // half of it is copied at each start
+  int max_unconfirmed_starts = 3;       // then the version on probation is quarantined; 0: never
   bool compact_in_background = false;
   JournalLimits journal_limits;
 };
@@ -210,6 +212,7 @@ class VersionStore {
     std::vector<Edge> edges;  // from it
   };
   absl::StatusOr<Rooted> OpenNearestRoot(int64_t number) const;
+  absl::StatusOr<std::shared_ptr<const JournalOnDisk>> OpenEdge(const Edge& edge) const;
   absl::StatusOr<std::shared_ptr<const TensorReader>> OpenRoot(const VersionRecord& root) const;
   int64_t AnchorDue() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CompactInBackground();
@@ -225,6 +228,8 @@ class VersionStore {
   StoreState state_ ABSL_GUARDED_BY(mutex_);
   // By digest of the weights; of the last delta's base, if they were known, and target.
   std::map<Digest, std::shared_ptr<const BlockDigests>> blocks_ ABSL_GUARDED_BY(mutex_);
+  // By version; those that were written or read since the store was opened and are kept still.
+  mutable std::map<int64_t, std::shared_ptr<const JournalOnDisk>> journals_ ABSL_GUARDED_BY(mutex_);
   bool unsettled_ ABSL_GUARDED_BY(mutex_) = false;  // the disk may have another state than state_
   std::unique_ptr<AuditLog> audit_ ABSL_GUARDED_BY(mutex_);
 

@@ -373,13 +373,17 @@ absl::Status VersionStore::Stage(VerifiedDelta verified) {
   }
   const auto bytes = verified.journal->Commit();
   if (!bytes.ok()) return bytes.status();
+  auto journal = verified.journal->Reopen();
+  if (!journal.ok()) return journal.status();
   const std::lock_guard lock(mutex_);
   StoreState next = state_;
   const auto step = Step(next, number, UpdateState::kStaged);
   if (!step.ok()) return step.status();
   (*step)->journal_bytes = *bytes;
   const AuditRecord event = Event(AuditAction::kStaged, next, number);
-  return Commit(std::move(next), event);
+  if (auto status = Commit(std::move(next), event); !status.ok()) return status;
+  journals_[number] = *std::move(journal);
+  return absl::OkStatus();
 }
 
 }  // namespace espalier::updates

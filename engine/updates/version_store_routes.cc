@@ -115,13 +115,26 @@ absl::StatusOr<std::vector<TensorInfo>> VersionStore::Tensors(int64_t number) co
   return rooted->root->tensors();
 }
 
+absl::StatusOr<std::shared_ptr<const JournalOnDisk>> VersionStore::OpenEdge(
+    const Edge& edge) const {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto known = journals_.find(edge.ends.to);
+    if (known != journals_.end() && known->second->ends() == edge.ends) return known->second;
+  }
+  auto journal = JournalOnDisk::Open(files_, edge.path, edge.ends, options_.journal_limits);
+  if (!journal.ok()) return journal.status();
+  const std::lock_guard lock(mutex_);
+  return journals_[edge.ends.to] = *std::move(journal);
+}
+
 absl::StatusOr<std::shared_ptr<const TensorReader>> VersionStore::Weights(int64_t number) const {
   const std::shared_lock kept(files_kept_);
   auto rooted = OpenNearestRoot(number);
   if (!rooted.ok()) return rooted.status();
   std::vector<JournaledReader::Step> steps;
   for (const Edge& edge : rooted->edges) {
-    auto journal = JournalOnDisk::Open(files_, edge.path, edge.ends, options_.journal_limits);
+    auto journal = OpenEdge(edge);
     if (!journal.ok()) return journal.status();
     if (!(*journal)->empty()) steps.push_back({*std::move(journal), edge.forward});
   }
@@ -133,7 +146,12 @@ absl::StatusOr<std::shared_ptr<const TensorReader>> VersionStore::Weights(int64_
 // is known to be good.
 int64_t VersionStore::AnchorDue() const {
   const auto way = WayTo(state_, state_.active, IsRoot);
-  if (way.size() <= static_cast<size_t>(options_.max_chain)) return 0;
+  const auto edges = EdgesAlong(way);
+  if (!edges.ok()) return 0;
+  uint64_t bytes = 0;
+  for (const Edge& edge : *edges) bytes += state_.Find(edge.ends.to)->journal_bytes;
+  if (edges->size() < static_cast<size_t>(options_.max_chain) && bytes <= options_.max_chain_bytes)
+    return 0;
   const int64_t number = state_.confirmed ? state_.active : state_.Find(state_.active)->replaced;
   const VersionRecord* record = state_.Find(number);
   return record == nullptr || IsRoot(*record) ? 0 : number;
@@ -170,6 +188,9 @@ absl::Status VersionStore::Compact() {
     const AuditRecord event = Event(AuditAction::kCompacted, next, anchor,
                                     absl::StrCat(doomed.size(), " files are kept no more"));
     if (auto status = Commit(std::move(next), event); !status.ok()) return status;
+    for (const DoomedFile& file : doomed) {
+      if (file.kind == DoomedFile::Kind::kJournal) journals_.erase(file.number);
+    }
   }
   // What fails here is deleted when the store is opened next.
   for (const DoomedFile& file : doomed) {

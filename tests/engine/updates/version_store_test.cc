@@ -478,6 +478,18 @@ TEST_F(VersionStoreTest, WithoutTheRepositorysVersionAnAnchorServes) {
   ExpectWeights(**store, publisher_, 2);
 }
 
+TEST_F(VersionStoreTest, AChainOfManyBytesGetsAnAnchorThoughItIsShort) {
+  options_.max_chain_bytes = 0;
+  Reopen();
+  Activate(1, 2, 10);
+  Activate(2, 3, 11);
+  ASSERT_TRUE(store_->Compact().ok());
+  EXPECT_GT(store_->List().Find(3)->anchor_bytes, 0u);
+  ASSERT_TRUE(store_->Compact().ok()) << "once";
+  EXPECT_EQ(disk_.List("/s/models/digits/anchors")->size(), 1u);
+  ExpectWeights(*store_, publisher_, 3);
+}
+
 TEST_F(VersionStoreTest, TheBackgroundCompactsAfterActivations) {
   options_.max_chain = 3;
   options_.compact_in_background = true;
