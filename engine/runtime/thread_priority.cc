@@ -129,4 +129,9 @@ BackgroundWork::BackgroundWork() { turns.Start(); }
 
 BackgroundWork::~BackgroundWork() { turns.Stop(); }
 
+std::shared_ptr<void> BeginBackgroundWork() {
+  EnterBackground();
+  return std::make_shared<BackgroundWork>();
+}
+
 }  // namespace espalier::runtime

@@ -14,6 +14,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 
 namespace espalier::runtime {
 
@@ -38,5 +39,9 @@ class BackgroundWork {
   BackgroundWork(const BackgroundWork&) = delete;
   BackgroundWork& operator=(const BackgroundWork&) = delete;
 };
+
+// For threads that only work in the background and that others make: the calling one is such a thread from now on, and at
+// work while what it gets lives.
+std::shared_ptr<void> BeginBackgroundWork();
 
 }  // namespace espalier::runtime

@@ -6,6 +6,7 @@
 #include "engine/formats/reader.h"
 #include "engine/runtime/log.h"
 #include "engine/runtime/stored_weights.h"
+#include "engine/runtime/thread_priority.h"
 #include "engine/runtime/update_line.h"
 #include "engine/updates/version_graph.h"
 #include "engine/updates/weight_digest.h"
@@ -91,7 +92,8 @@ absl::Status UpdateLine::Open(const LoadRequest& request, const Inspection& foun
       {.files = options_.files,
        .repository = [this](int64_t version) { return OpenRepository(version); },
        .max_delta_bytes = options_.max_delta_bytes,
-       .compact_in_background = true});
+       .compact_in_background = true,
+       .compactor_scope = BeginBackgroundWork});
   if (!store.ok()) return store.status();
   auto fleet =
       updates::FleetLog::Open(*options_.files, StrCat(options_.state_dir, "/fleet/", model_));

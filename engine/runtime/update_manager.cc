@@ -160,10 +160,7 @@ updates::ReceivePolicy UpdateManager::Policy() const {
   policy.trust = options_.trust;
   policy.now_seconds = absl::ToUnixSeconds(absl::Now());
   policy.threads = AvailableCpus();
-  policy.worker_scope = [] {
-    EnterBackground();
-    return std::make_shared<BackgroundWork>();
-  };
+  policy.worker_scope = BeginBackgroundWork;
   return policy;
 }
 

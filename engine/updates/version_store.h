@@ -70,12 +70,16 @@ struct StoreOptions {
   int max_waiting_versions = 64;            // VERIFIED, STAGED or CANARY
   int keep_versions = 16;                   // that served before; the last one stays in any case
   uint64_t keep_bytes = uint64_t{8} << 30;  // of their journals and deltas
-  // Journals between the active version and an anchor, and their bytes: half a second to read, on one core.
+  // Journals on the way from the weights of the repository to the active version, and from an anchor. Each is read for
+  // each delta that comes; an anchor is written once for all of them.
+  int max_first_chain = 8;
   int max_chain = 64;
+  // Their bytes: half a second to read, on one core; and never more than the anchor that they begin at has.
   uint64_t max_chain_bytes = 128 << 20;
   uint64_t max_audit_bytes = 64 << 20;  // half of it is copied at each start
   int max_unconfirmed_starts = 3;       // then the version on probation is quarantined; 0: never
   bool compact_in_background = false;
+  WorkerScope compactor_scope;  // of the thread that does
   JournalLimits journal_limits;
 };
 

@@ -150,8 +150,11 @@ int64_t VersionStore::AnchorDue() const {
   if (!edges.ok()) return 0;
   uint64_t bytes = 0;
   for (const Edge& edge : *edges) bytes += state_.Find(edge.ends.to)->journal_bytes;
-  if (edges->size() < static_cast<size_t>(options_.max_chain) && bytes <= options_.max_chain_bytes)
-    return 0;
+  const uint64_t root_bytes = way.empty() ? 0 : state_.Find(way.back())->anchor_bytes;
+  const int most = root_bytes > 0 ? options_.max_chain : options_.max_first_chain;
+  const uint64_t most_bytes =
+      root_bytes > 0 ? std::min(root_bytes, options_.max_chain_bytes) : options_.max_chain_bytes;
+  if (edges->size() < static_cast<size_t>(most) && bytes <= most_bytes) return 0;
   const int64_t number = state_.confirmed ? state_.active : state_.Find(state_.active)->replaced;
   const VersionRecord* record = state_.Find(number);
   return record == nullptr || IsRoot(*record) ? 0 : number;
@@ -211,6 +214,7 @@ void VersionStore::CompactInBackground() {
       wanted_ = false;
     }
     // A failure (a full disk, most likely) is met again, and told, by the next one.
+    const auto scope = options_.compactor_scope ? options_.compactor_scope() : nullptr;
     (void)Compact();
   }
 }

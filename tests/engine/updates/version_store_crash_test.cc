@@ -61,7 +61,7 @@ class Life {
     options.now_seconds = [] { return kNow; };
     options.repository = [](int64_t number) { return ThePublisher().shared(number); };
     options.piece_bytes = 64;
-    options.max_chain = 3;
+    options.max_chain = options.max_first_chain = 3;
     options.keep_versions = 2;
     options.max_audit_bytes = 4096;
     options.max_unconfirmed_starts = 0;

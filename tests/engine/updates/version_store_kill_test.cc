@@ -34,7 +34,7 @@ absl::StatusOr<std::unique_ptr<VersionStore>> OpenStore(const std::string& folde
   options.now_seconds = [] { return kNow; };
   options.repository = [&](int64_t number) { return publisher.shared(number); };
   options.piece_bytes = 256;
-  options.max_chain = 5;
+  options.max_chain = options.max_first_chain = 5;
   options.keep_versions = 3;
   options.max_audit_bytes = 64 << 10;
   options.max_unconfirmed_starts = 0;

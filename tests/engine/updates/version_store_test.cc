@@ -418,7 +418,7 @@ TEST_F(VersionStoreTest, ALateJoinerGetsJournalsAndDeltasFromAnyVersionToAny) {
 }
 
 TEST_F(VersionStoreTest, LongChainsAreFoldedIntoAnchorsAndTheDiskStaysBounded) {
-  options_.max_chain = 5;
+  options_.max_chain = options_.max_first_chain = 5;
   options_.keep_versions = 4;
   options_.max_audit_bytes = 4096;
   Reopen();
@@ -447,7 +447,7 @@ TEST_F(VersionStoreTest, LongChainsAreFoldedIntoAnchorsAndTheDiskStaysBounded) {
 }
 
 TEST_F(VersionStoreTest, AnAnchorWithLiveChildrenIsNeverDeleted) {
-  options_.max_chain = 3;
+  options_.max_chain = options_.max_first_chain = 3;
   options_.keep_versions = 8;
   Reopen();
   for (int64_t number = 2; number <= 40; ++number) {
@@ -466,7 +466,7 @@ TEST_F(VersionStoreTest, AnAnchorWithLiveChildrenIsNeverDeleted) {
 }
 
 TEST_F(VersionStoreTest, WithoutTheRepositorysVersionAnAnchorServes) {
-  options_.max_chain = 2;
+  options_.max_chain = options_.max_first_chain = 2;
   Reopen();
   for (int64_t number = 2; number <= 6; ++number) Activate(number - 1, number, number);
   ASSERT_TRUE(store_->Compact().ok());
@@ -490,8 +490,32 @@ TEST_F(VersionStoreTest, AChainOfManyBytesGetsAnAnchorThoughItIsShort) {
   ExpectWeights(*store_, publisher_, 3);
 }
 
+TEST_F(VersionStoreTest, TheFirstAnchorComesEarlyAndChainsHaveNoMoreBytesThanTheirs) {
+  options_.max_first_chain = 2;
+  Reopen();
+  int longest = 0;
+  for (int64_t number = 2; number <= 40; ++number) {
+    Activate(number - 1, number, number);
+    ASSERT_TRUE(store_->Compact().ok());
+    const StoreState state = store_->List();
+    uint64_t bytes = 0;
+    int journals = 0;
+    const VersionRecord* at = state.Find(number);
+    for (; at->anchor_bytes == 0 && !at->repository; at = state.Find(at->parent), ++journals)
+      bytes += at->journal_bytes;
+    if (at->repository) {
+      ASSERT_LT(journals, 2);
+    } else {
+      ASSERT_LE(bytes, at->anchor_bytes) << number;
+    }
+    longest = std::max(longest, journals);
+    ExpectWeights(*store_, publisher_, number);
+  }
+  EXPECT_GE(longest, 1) << "an anchor for each version would cost more than it saves";
+}
+
 TEST_F(VersionStoreTest, TheBackgroundCompactsAfterActivations) {
-  options_.max_chain = 3;
+  options_.max_chain = options_.max_first_chain = 3;
   options_.compact_in_background = true;
   Reopen();
   for (int64_t number = 2; number <= 30; ++number) Activate(number - 1, number, number);
