@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <latch>
 #include <limits>
 #include <map>
 #include <utility>
@@ -13,7 +14,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "absl/synchronization/notification.h"
 #include "engine/formats/regular_file.h"
 #include "engine/runtime/npy.h"
 #include "engine/tensor/tensor.h"
@@ -54,12 +54,12 @@ class GoldenRequest final : public InferRequest {
   }
   void Answer(absl::Status answer) override {
     status = std::move(answer);
-    answered.Notify();
+    answered.count_down();
   }
 
   std::vector<std::string> results;
   absl::Status status;
-  absl::Notification answered;
+  std::latch answered{1};
 };
 
 // Names of what is in a folder, ascending, without hidden ones.
@@ -167,7 +167,7 @@ absl::Status Ask(const VersionHandle& version, const GoldenCase& golden) {
   GoldenRequest request(golden);
   request.version = version;
   version->Submit(&request);
-  request.answered.WaitForNotification();
+  request.answered.wait();
   if (!request.status.ok()) return request.status;
   size_t i = 0;
   for (const auto& [name, expected] : golden.outputs) {

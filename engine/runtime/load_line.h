@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <latch>
 #include <map>
 #include <memory>
 #include <optional>
@@ -18,7 +19,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/notification.h"
 #include "engine/runtime/load_request.h"
 
 namespace espalier::runtime {
@@ -30,7 +30,7 @@ struct LoadOperation {
   LoadRequest request;
   std::vector<Done> done;
   // Not null: no load, but somebody who wants none to run meanwhile (ModelManager::TakeTurn).
-  std::shared_ptr<absl::Notification> turn;
+  std::shared_ptr<std::latch> turn;
   bool at_start = false;
   int64_t measure_budget_millis = 0;  // at start; later decided when it runs
 

@@ -114,7 +114,7 @@ void ModelManager::BeginNext(const std::string& name) {
       if (lines_.empty()) idle_.notify_all();
       return;
     }
-    if (operation->turn != nullptr) return operation->turn->Notify();
+    if (operation->turn != nullptr) return operation->turn->count_down();
     if (!operation->at_start && !AnyReadyLocked())
       operation->measure_budget_millis = options_.measure_budget_millis;
     if (const auto model = models_.find(name); model != models_.end()) {

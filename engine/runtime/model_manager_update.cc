@@ -1,5 +1,6 @@
 // ModelManager as those see it who update the weights of its models.
 #include <iterator>
+#include <latch>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,21 +20,21 @@ constexpr int kMaxSuperseded = 64;
 }  // namespace
 
 void ModelManager::OnControl(absl::FunctionRef<void()> work) {
-  absl::Notification done;
+  std::latch done{1};
   control_.Schedule([&] {
     work();
-    done.Notify();
+    done.count_down();
   });
-  done.WaitForNotification();
+  done.wait();
 }
 
 void ModelManager::InBackground(absl::FunctionRef<void()> work) {
-  absl::Notification done;
+  std::latch done{1};
   loaders_.Schedule([&] {
     work();
-    done.Notify();
+    done.count_down();
   });
-  done.WaitForNotification();
+  done.wait();
 }
 
 ModelManager::Turn::~Turn() {
@@ -51,14 +52,14 @@ absl::StatusOr<std::unique_ptr<ModelManager::Turn>> ModelManager::TakeTurn(
     const std::string& model) {
   auto operation = std::make_shared<LoadOperation>();
   operation->model = model;
-  operation->turn = std::make_shared<absl::Notification>();
+  operation->turn = std::make_shared<std::latch>(1);
   absl::Status refused;
   operation->done.push_back([&, turn = operation->turn](const absl::Status& status) {
     refused = absl::Status(status.code(), StrCat("no update of '", model, "': ", status.message()));
-    turn->Notify();
+    turn->count_down();
   });
   Enqueue(operation);
-  operation->turn->WaitForNotification();
+  operation->turn->wait();
   if (!refused.ok()) return refused;
   return std::unique_ptr<Turn>(new Turn(*this, std::move(operation)));
 }

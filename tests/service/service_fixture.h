@@ -3,13 +3,13 @@
 #pragma once
 
 #include <cstring>
+#include <latch>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -107,13 +107,13 @@ class ServiceFixture : public ::testing::Test {
     grpc::ByteBuffer answer;
     grpc::ClientContext context;
     grpc::GenericStub stub(channel_);
-    absl::Notification done;
+    std::latch done{1};
     grpc::Status status;
     stub.UnaryCall(&context, method, {}, &request, &answer, [&](grpc::Status s) {
       status = std::move(s);
-      done.Notify();
+      done.count_down();
     });
-    done.WaitForNotification();
+    done.wait();
     grpc::Slice whole;
     if (status.ok() && response != nullptr && answer.Valid() &&
         answer.DumpToSingleSlice(&whole).ok()) {

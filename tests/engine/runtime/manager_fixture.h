@@ -1,12 +1,12 @@
 // manager_fixture.h — a ModelManager over a temporary repository of fake models.
 #pragma once
 
+#include <latch>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/synchronization/notification.h"
 #include "engine/runtime/model_manager.h"
 #include "gtest/gtest.h"
 #include "tests/engine/runtime/fake_model.h"
@@ -26,16 +26,16 @@ class LaterAnswer {
  public:
   void Set(absl::Status status) {
     status_ = std::move(status);
-    answered_.Notify();
+    answered_.count_down();
   }
   const absl::Status& Wait() {
-    answered_.WaitForNotification();
+    answered_.wait();
     return status_;
   }
 
  private:
   absl::Status status_;
-  absl::Notification answered_;
+  std::latch answered_{1};
 };
 
 class ManagerFixture : public ::testing::Test {
@@ -51,13 +51,13 @@ class ManagerFixture : public ::testing::Test {
   void Start(int loader_threads = 2) {
     options_.repositories = {repository_.path()};
     options_.loader_threads = loader_threads;
-    options_.on_started = [this] { started_.Notify(); };
+    options_.on_started = [this] { started_.count_down(); };
     manager_ = std::make_unique<ModelManager>(options_, std::move(loader_));
     ASSERT_TRUE(manager_->Start().ok());
   }
   void StartAndWait() {
     Start();
-    started_.WaitForNotification();
+    started_.wait();
   }
 
   std::unique_ptr<LaterAnswer> LoadLater(const std::string& name, LoadRequest request = {}) {
@@ -94,7 +94,7 @@ class ManagerFixture : public ::testing::Test {
   std::unique_ptr<FakeLoader> loader_ = std::make_unique<FakeLoader>();
   FakeLoader* const loader_view_ = loader_.get();  // changed while no load runs
   ModelManager::Options options_;
-  absl::Notification started_;
+  std::latch started_{1};
   std::unique_ptr<ModelManager> manager_;
 };
 

@@ -96,7 +96,7 @@ TEST_F(ModelManagerTest, ErrorsOfFindTellUnknownFromNotReady) {
                 HasSubstr("version string"));
   }
   control->load_gate.Open();
-  started_.WaitForNotification();
+  started_.wait();
   EXPECT_TRUE(manager_->Find("slow", "").ok());
 }
 
@@ -130,7 +130,7 @@ TEST_F(ModelManagerTest, LoadsRunSideBySideUpToTheirLimit) {
   absl::SleepFor(absl::Milliseconds(20));
   EXPECT_EQ(running(), 2);
   for (auto& control : controls) control->load_gate.Open();
-  started_.WaitForNotification();
+  started_.wait();
   EXPECT_EQ(manager_->AllReady().size(), 3u);
 }
 
@@ -165,7 +165,7 @@ TEST_F(ModelManagerTest, AnUnloadOvertakesTheLoad) {
   control->load_gate.AwaitWaiting(1);
   ASSERT_TRUE(manager_->Unload("m").ok());
   control->load_gate.Open();
-  started_.WaitForNotification();
+  started_.wait();
   EXPECT_EQ(StateOf("m"), VersionState::kUnavailable);
   EXPECT_EQ(ReasonOf("m"), "unloaded while it was loading");
   EXPECT_TRUE(Eventually([&] { return control->alive == 0; }));

@@ -129,7 +129,7 @@ TEST_F(ModelReloadTest, WhatIsWrittenToDuringALoadIsLoadedAgain) {
   absl::SleepFor(absl::Milliseconds(20));  // the file system's clock ticks every 4 ms
   WriteModel("first");  // other times, the same bytes: but what did the loader see?
   control->load_gate.Open();
-  started_.WaitForNotification();
+  started_.wait();
   EXPECT_TRUE(Load("m").ok());
   EXPECT_EQ(control->loads, 2);
   EXPECT_TRUE(Load("m").ok());

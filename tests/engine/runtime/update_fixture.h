@@ -7,6 +7,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <latch>
 #include <map>
 #include <memory>
 #include <random>
@@ -15,7 +16,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "engine/runtime/model_manager.h"
 #include "engine/runtime/update_manager.h"
 #include "engine/tensor/devices.h"
@@ -209,19 +209,19 @@ class UpdateFixture : public ::testing::Test {
     auto updates = runtime::UpdateManager::Create(options_);
     ASSERT_TRUE(updates.ok()) << updates.status();
     updates_ = *std::move(updates);
-    absl::Notification started;
+    std::latch started{1};
     runtime::ModelManager::Options options;
     options.repositories = {repository_.path()};
     options.loader_threads = 2;
     options.measure_budget_millis = 200;
-    options.on_started = [&started] { started.Notify(); };
+    options.on_started = [&started] { started.count_down(); };
     options.updates = updates_.get();
     manager_ = std::make_unique<runtime::ModelManager>(
         options,
         std::make_unique<CountingLoader>(runtime::MakeFileModelLoader(devices_, ""), control_));
     updates_->Attach(*manager_);
     ASSERT_TRUE(manager_->Start().ok());
-    started.WaitForNotification();
+    started.wait();
   }
   void StopServer() {
     manager_.reset();
@@ -252,12 +252,12 @@ class UpdateFixture : public ::testing::Test {
   }
   absl::Status Load(const std::string& model, runtime::LoadRequest request = {}) {
     absl::Status result;
-    absl::Notification done;
+    std::latch done{1};
     manager_->Load(model, std::move(request), [&](absl::Status status) {
       result = std::move(status);
-      done.Notify();
+      done.count_down();
     });
-    done.WaitForNotification();
+    done.wait();
     return result;
   }
 

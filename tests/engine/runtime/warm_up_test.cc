@@ -53,7 +53,7 @@ TEST_F(WarmUpTest, SamplesRunBeforeTheVersionServesAndAreNotCounted) {
   control->run_gate.AwaitWaiting(1);
   EXPECT_EQ(StateOf("m"), VersionState::kLoading);
   control->run_gate.Open();
-  started_.WaitForNotification();
+  started_.wait();
   EXPECT_EQ(control->runs, 4);
   const VersionHandle version = *manager_->Find("m", "");
   const VersionStatistics& statistics = version->statistics();
