@@ -173,7 +173,7 @@ absl::Status SparseWeight::FindBlocks(const Bits* dense) {
 void SparseWeight::NarrowColumns() {
   if (!HasNarrowColumns(view())) return;
   col_idx16_.assign(col_idx_.begin(), col_idx_.end());
-  col_idx_ = {};
+  col_idx_ = std::vector<int32_t>();  // `= {}` would keep the memory
 }
 
 absl::StatusOr<SparseWeight> SparseWeight::FromDense(const TensorView& dense,
