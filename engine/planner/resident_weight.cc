@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "engine/planner/patch_memory.h"
 #include "engine/sparse/weight_elements.h"
+#include "kernels/block_csr_linear/block_csr_linear.h"
 
 namespace espalier::planner {
 
@@ -52,7 +53,10 @@ absl::Status ResidentWeight::Rebuild(const TensorView& dense) {
                                             "]: ", status.message));
   }
   weight_.ReleaseValues();
-  if (device_ == nullptr) return absl::OkStatus();
+  if (device_ == nullptr) {
+    if (kernels::BlockCsrLinearCpu::PacksColumns(view)) weight_.ReleaseColumns();
+    return absl::OkStatus();
+  }
   auto uploaded = device_->Upload(packed_.data(), packed_.size());
   if (!uploaded.ok()) return uploaded.status();
   on_device_ = *std::move(uploaded);
@@ -77,7 +81,8 @@ absl::StatusOr<bool> ResidentWeight::EditInPlace(absl::Span<const ElementEdit> e
   if (variant_.locate == nullptr) return false;
   std::vector<int64_t> elements(edits.size()), offsets(edits.size());
   for (size_t i = 0; i < edits.size(); ++i) elements[i] = edits[i].position;
-  const kernels::WeightView view = weight_.view();
+  // A GPU's packed form is not to be read here, and its columns are the host's.
+  const kernels::WeightView view = device_ == nullptr ? this->view() : weight_.view();
   const kernels::KernelStatus status = variant_.locate(view, elements, offsets.data());
   if (!status.ok()) return absl::ResourceExhaustedError(status.message);
   const uint32_t magnitude = ~sparse::FloatBitsOf(view.dtype).sign;

@@ -16,8 +16,8 @@ namespace espalier::planner {
 
 class ResidentWeight {
  public:
-  // Encodes `dense` in `spec` and packs it for `variant`; a packed form replaces the plain values. For a GPU (`device`
-  // not null) the packed form moves there; only the layout's indices stay in host memory.
+  // Encodes `dense` in `spec` and packs it for `variant`; a packed form replaces the plain values, and the columns if it
+  // has them. For a GPU (`device` not null) it moves there; only the layout's indices stay in host memory.
   static absl::StatusOr<std::unique_ptr<ResidentWeight>> Create(
       const TensorView& dense, const sparse::LayoutSpec& spec,
       const kernels::LinearVariant& variant, const CudaDevice* device = nullptr);

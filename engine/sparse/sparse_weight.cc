@@ -329,6 +329,11 @@ absl::StatusOr<SparseWeight> SparseWeight::Transposed() const {
   return result;
 }
 
+void SparseWeight::ReleaseColumns() {
+  col_idx_ = std::vector<int32_t>();
+  col_idx16_ = std::vector<uint16_t>();
+}
+
 int64_t SparseWeight::stored_values() const {
   const int64_t per_count = spec_.layout == Layout::kDiagonal ? view().diagonal_length() : 1;
   return count_ * per_count * spec_.block_rows * spec_.block_cols;

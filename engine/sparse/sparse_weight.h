@@ -54,6 +54,8 @@ class SparseWeight {
 
   // Frees `values` once a packed form has replaced them (the view's `values` is null from then on).
   void ReleaseValues() { values_ = Buffer(); }
+  // The same for the columns.
+  void ReleaseColumns();
 
  private:
   bool released() const { return values_.data() == nullptr && stored_values() > 0; }

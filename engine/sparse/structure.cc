@@ -8,6 +8,8 @@
 #include "engine/sparse/nonzero_map.h"
 #include "engine/sparse/sparse_weight.h"
 #include "engine/sparse/weight_elements.h"
+#include "kernels/block_csr_linear/block_csr_linear.h"
+#include "kernels/block_csr_linear/block_steps.h"
 
 namespace espalier::sparse {
 namespace {
@@ -199,6 +201,19 @@ int64_t CoveredCells(const LayoutSpec& spec, const NonzeroMap& blocks, const std
   return cells;
 }
 
+// What a CPU holds of such blocks.
+size_t BlockBytes(const WeightStructure& s, const LayoutSpec& spec, const NonzeroMap& blocks) {
+  const int64_t count = blocks.Count();
+  const size_t bytes = LayoutBytes(spec, s.dtype, s.out, s.in, count);
+  if (!kernels::BlockCsrLinearCpu::PacksColumns(
+          {spec.layout, s.dtype, s.out, s.in, spec.block_rows, spec.block_cols})) {
+    return bytes;
+  }
+  kernels::BlockStepsSize steps(blocks.rows());
+  blocks.ForEach([&](int64_t row, int64_t col) { steps.Block(row, col); });
+  return bytes - count * sizeof(uint16_t) + steps.bytes();
+}
+
 Candidate MakeCandidate(const WeightStructure& structure, const LayoutSpec& spec,
                         const NonzeroMap& blocks, const std::vector<bool>& hit,
                         const LiveCells& live) {
@@ -209,7 +224,9 @@ Candidate MakeCandidate(const WeightStructure& structure, const LayoutSpec& spec
   option.spec = spec;
   option.count = diagonal ? std::count(hit.begin(), hit.end(), true) : blocks.Count();
   option.stored = option.count * length * spec.block_rows * spec.block_cols;
-  option.bytes = LayoutBytes(spec, structure.dtype, structure.out, structure.in, option.count);
+  option.bytes = diagonal
+                     ? LayoutBytes(spec, structure.dtype, structure.out, structure.in, option.count)
+                     : BlockBytes(structure, spec, blocks);
   if (option.count * length == blocks.rows() * blocks.cols()) {
     candidate.inside = structure.out * structure.in;
     candidate.live = live.count;

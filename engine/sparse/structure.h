@@ -28,7 +28,7 @@ struct LayoutOption {
   LayoutSpec spec;
   int64_t count = 0;   // as WeightView::count: non-zeros, blocks or offsets
   int64_t stored = 0;  // values stored, padding of edge blocks included (dense: out · in)
-  size_t bytes = 0;    // values and indices: what SparseWeight::bytes() holds
+  size_t bytes = 0;    // values and indices, of block_csr as a CPU holds them (BlockCsrLinearCpu)
   double fill = 0;     // non-zeros / values stored that lie inside W; 1 when none is stored
 };
 

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "kernels/block_csr_linear/block_csr_linear.h"
+#include "kernels/block_csr_linear/block_steps.h"
 #include "kernels/block_csr_linear/strips.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -30,12 +31,12 @@ constexpr int kPanelRows = kLanes >= 16 ? 8 : 4;
 constexpr int kPanelTokens = kLanes == 1 ? 1 : kRowsTokens + 1;
 constexpr int kPanelWidth = 2 * kLanes;
 
-// What a kernel needs of a strip; the weights of row 0.
-template <typename W>
+// What a kernel needs of a strip; the weights of row 0. A kernel returns the columns that follow the strip's.
+template <typename W, typename Columns>
 struct StripWeights {
   const W* values;
   int64_t packed_rows;
-  const uint16_t* cols;
+  Columns columns;
   int64_t blocks;
   int64_t block_cols;
   int64_t in;
@@ -45,9 +46,9 @@ struct StripWeights {
 
 // Rows [0, kVectors · lanes) of the strip for kTokens tokens, added to the bias, into
 // tile[token][row]. Rows past the strip's own are computed from whatever follows and are not used.
-template <int kTokens, int kVectors, typename W>
-HWY_NOINLINE void RowsKernel(const StripWeights<W>& strip, const float* x, int64_t x_stride,
-                             const float* bias, float* tile) {
+template <int kTokens, int kVectors, typename W, typename Columns>
+HWY_NOINLINE Columns RowsKernel(const StripWeights<W, Columns>& strip, const float* x,
+                                int64_t x_stride, const float* bias, float* tile) {
   const F32 d;
   hn::Vec<F32> acc[kTokens][kVectors];
 #pragma GCC unroll 8
@@ -56,10 +57,13 @@ HWY_NOINLINE void RowsKernel(const StripWeights<W>& strip, const float* x, int64
     for (int v = 0; v < kVectors; ++v) acc[t][v] = hn::Zero(d);
   }
   const W* values = strip.values;
+  Columns columns = strip.columns;
+  const float* behind = x;
   for (int64_t b = 0; b < strip.blocks; ++b) {
-    const int64_t col = strip.cols[b] * strip.block_cols;
-    const int64_t cols = std::min(strip.block_cols, strip.in - col);
-    const float* from = x + col;
+    const auto place = columns.template Next<1>(strip.block_cols, behind);
+    const int64_t cols = std::min(strip.block_cols, columns.template Left<1>(place, x, strip.in));
+    const float* from = columns.template From<1>(place, x);
+    behind = from + strip.block_cols;
 #pragma GCC unroll 4
     for (int64_t c = 0; c < cols; ++c) {
       hn::Vec<F32> w[kVectors];
@@ -84,29 +88,32 @@ HWY_NOINLINE void RowsKernel(const StripWeights<W>& strip, const float* x, int64
                 tile + t * kStripRows + v * kLanes);
     }
   }
+  return columns.Rest();
 }
 
-template <int kTokens, typename W>
-HWY_INLINE void RowsOfStrip(StripWeights<W> strip, int64_t rows, const float* x, int64_t x_stride,
-                            const float* bias, float* tile) {
+template <int kTokens, typename W, typename Columns>
+HWY_INLINE Columns RowsOfStrip(StripWeights<W, Columns> strip, int64_t rows, const float* x,
+                               int64_t x_stride, const float* bias, float* tile) {
+  Columns after = strip.columns;
   while (rows > 0) {
     const int64_t step = rows > kLanes ? 2 * kLanes : kLanes;
     if (step == kLanes) {
-      RowsKernel<kTokens, 1>(strip, x, x_stride, bias, tile);
+      after = RowsKernel<kTokens, 1>(strip, x, x_stride, bias, tile);
     } else {
-      RowsKernel<kTokens, 2>(strip, x, x_stride, bias, tile);
+      after = RowsKernel<kTokens, 2>(strip, x, x_stride, bias, tile);
     }
     strip.values += step;
     bias += step;
     tile += step;
     rows -= step;
   }
+  return after;
 }
 
 // Up to kRowsTokens tokens.
-template <typename W>
-HWY_INLINE void RowsOfStrip(const StripWeights<W>& strip, int64_t rows, int64_t tokens,
-                            const float* x, int64_t x_stride, const float* bias, float* tile) {
+template <typename W, typename Columns>
+HWY_INLINE Columns RowsOfStrip(const StripWeights<W, Columns>& strip, int64_t rows, int64_t tokens,
+                               const float* x, int64_t x_stride, const float* bias, float* tile) {
   switch (tokens) {
     case 1:
       return RowsOfStrip<1>(strip, rows, x, x_stride, bias, tile);
@@ -129,6 +136,7 @@ HWY_INLINE void RowsOfStrip(const StripWeights<W>& strip, int64_t rows, int64_t 
         return RowsOfStrip<8>(strip, rows, x, x_stride, bias, tile);
     }
   }
+  return strip.columns;  // not reached
 }
 
 void StoreRows(const LinearArgs& args, const BlockStrip& strip, int64_t token, int64_t tokens,
@@ -163,9 +171,10 @@ HWY_INLINE void SpreadWeights(const W* w, hn::Vec<F32>* spread) {
 }
 
 // kRows rows of the strip for kVectors vectors of tokens, added to the bias, into tile[row][token].
-template <int kRows, int kVectors, typename W>
-HWY_NOINLINE void PanelKernel(const StripWeights<W>& strip, const char* ahead, int64_t ahead_bytes,
-                              const float* panel, const float* bias, float* tile) {
+template <int kRows, int kVectors, typename W, typename Columns>
+HWY_NOINLINE Columns PanelKernel(const StripWeights<W, Columns>& strip, const char* ahead,
+                                 int64_t ahead_bytes, const float* panel, const float* bias,
+                                 float* tile) {
   const F32 d;
   constexpr int kWidth = kVectors * kLanes;
   hn::Vec<F32> acc[kRows][kVectors];
@@ -175,10 +184,14 @@ HWY_NOINLINE void PanelKernel(const StripWeights<W>& strip, const char* ahead, i
     for (int v = 0; v < kVectors; ++v) acc[r][v] = hn::Zero(d);
   }
   const W* values = strip.values;
+  Columns columns = strip.columns;
+  const float* behind = panel;
   for (int64_t b = 0; b < strip.blocks; ++b) {
-    const int64_t col = strip.cols[b] * strip.block_cols;
-    const int64_t cols = std::min(strip.block_cols, strip.in - col);
-    const float* from = panel + col * kWidth;
+    const auto place = columns.template Next<kWidth>(strip.block_cols, behind);
+    const int64_t cols =
+        std::min(strip.block_cols, columns.template Left<kWidth>(place, panel, strip.in));
+    const float* from = columns.template From<kWidth>(place, panel);
+    behind = from + strip.block_cols * kWidth;
     for (int64_t i = 0; i < ahead_bytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
     ahead += ahead_bytes;
 #pragma GCC unroll 2
@@ -210,26 +223,29 @@ HWY_NOINLINE void PanelKernel(const StripWeights<W>& strip, const char* ahead, i
       hn::Store(hn::Add(acc[r][v], b), d, tile + r * kWidth + v * kLanes);
     }
   }
+  return columns.Rest();
 }
 
-template <int kVectors, typename W>
-HWY_INLINE void PanelOfStrip(StripWeights<W> strip, int64_t rows, const float* panel,
-                             const float* bias, float* tile) {
+template <int kVectors, typename W, typename Columns>
+HWY_INLINE Columns PanelOfStrip(StripWeights<W, Columns> strip, int64_t rows, const float* panel,
+                                const float* bias, float* tile) {
   // With one vector of tokens twice the rows: else every accumulator waits for itself.
   constexpr int kMost = kVectors == 1 ? 2 * kPanelRows : kPanelRows;
   const int64_t block_bytes = strip.block_cols * strip.packed_rows * sizeof(W);
   const int64_t ahead_bytes = block_bytes / ((rows + kMost - 1) / kMost);
   const char* ahead = reinterpret_cast<const char*>(strip.values) + strip.blocks * block_bytes;
+  Columns after = strip.columns;
   while (rows > 0) {
     int64_t step = kMost;
     if (rows > kMost / 2) {
-      PanelKernel<kMost, kVectors>(strip, ahead, ahead_bytes, panel, bias, tile);
+      after = PanelKernel<kMost, kVectors>(strip, ahead, ahead_bytes, panel, bias, tile);
     } else if (rows > 4) {
       step = std::max(kMost / 2, 4);
-      PanelKernel<std::max(kMost / 2, 4), kVectors>(strip, ahead, ahead_bytes, panel, bias, tile);
+      after = PanelKernel<std::max(kMost / 2, 4), kVectors>(strip, ahead, ahead_bytes, panel, bias,
+                                                            tile);
     } else {
       step = 4;
-      PanelKernel<4, kVectors>(strip, ahead, ahead_bytes, panel, bias, tile);
+      after = PanelKernel<4, kVectors>(strip, ahead, ahead_bytes, panel, bias, tile);
     }
     ahead += ahead_bytes * strip.blocks;
     strip.values += step;
@@ -237,6 +253,7 @@ HWY_INLINE void PanelOfStrip(StripWeights<W> strip, int64_t rows, const float* p
     tile += step * kVectors * kLanes;
     rows -= step;
   }
+  return after;
 }
 
 // --- the whole problem ----------------------------------------------------------------------------
@@ -254,35 +271,39 @@ TokenGroup GroupAt(int64_t index, int64_t tokens) {
   return {first, left, left < kPanelTokens ? 0 : left <= kLanes ? kLanes : kPanelWidth};
 }
 
-template <typename W>
-void RunStrip(const LinearArgs& args, const BlockStrip& strip, const TokenGroup& group,
-              const float* panel) {
-  if (strip.rows <= 0) return;
+// Returns the columns of the strip that follows.
+template <typename W, typename Columns>
+Columns RunStrip(const LinearArgs& args, const BlockStrip& strip, Columns columns,
+                 const TokenGroup& group, const float* panel) {
+  if (strip.rows <= 0) return columns;
   const WeightView& w = args.weight;
-  const StripWeights<W> weights = {static_cast<const W*>(w.packed) + strip.first,
-                                   strip.packed_rows,
-                                   strip.cols,
-                                   strip.blocks,
-                                   w.block_cols,
-                                   w.in};
+  columns.Begin(strip);
+  const StripWeights<W, Columns> weights = {static_cast<const W*>(w.packed) + strip.first,
+                                            strip.packed_rows,
+                                            columns,
+                                            strip.blocks,
+                                            w.block_cols,
+                                            w.in};
   HWY_ALIGN float bias[kStripRows] = {};
   if (args.bias != nullptr) std::copy_n(args.bias + strip.row, strip.rows, bias);
   HWY_ALIGN float tile[kStripRows * (kPanelWidth > kRowsTokens ? kPanelWidth : kRowsTokens)];
   if (group.width == 0) {
     const float* x = static_cast<const float*>(args.x) + group.first * args.x_stride;
-    RowsOfStrip(weights, strip.rows, group.tokens, x, args.x_stride, bias, tile);
-    return StoreRows(args, strip, group.first, group.tokens, tile);
+    columns = RowsOfStrip(weights, strip.rows, group.tokens, x, args.x_stride, bias, tile);
+    StoreRows(args, strip, group.first, group.tokens, tile);
+    return columns;
   }
   if (group.width == kLanes) {
-    PanelOfStrip<1>(weights, strip.rows, panel, bias, tile);
+    columns = PanelOfStrip<1>(weights, strip.rows, panel, bias, tile);
   } else {
-    PanelOfStrip<2>(weights, strip.rows, panel, bias, tile);
+    columns = PanelOfStrip<2>(weights, strip.rows, panel, bias, tile);
   }
   float* y = static_cast<float*>(args.y) + group.first * args.y_stride + strip.row;
   StoreTile(tile, group.width, strip.rows, group.tokens, args.activation, y, args.y_stride);
+  return columns;
 }
 
-template <typename W>
+template <typename W, typename Columns>
 void RunTyped(const KernelContext& ctx, const LinearArgs& args) {
   const BlockStrips strips(args.weight);
   const int64_t groups = (args.tokens + kPanelWidth - 1) / kPanelWidth;
@@ -300,15 +321,23 @@ void RunTyped(const KernelContext& ctx, const LinearArgs& args) {
   ctx.ParallelFor(groups * shares, [&](int64_t task) HWY_ATTR {
     const TokenGroup group = GroupAt(task / shares, args.tokens);
     const int64_t share = task % shares, end = strips.Boundary(share + 1, shares);
-    for (int64_t i = strips.Boundary(share, shares); i < end; ++i) {
-      RunStrip<W>(args, strips.At(i), group, PanelOf(group));
+    int64_t i = strips.Boundary(share, shares);
+    for (auto columns = Columns::First(args.weight, i); i < end; ++i) {
+      columns = RunStrip<W>(args, strips.At(i), columns, group, PanelOf(group));
     }
   });
 }
 
 void RunBlockCsr(const KernelContext& ctx, const LinearArgs& args) {
-  WithWeightType(args.weight.dtype,
-                 [&](auto type) HWY_ATTR { RunTyped<decltype(type)>(ctx, args); });
+  WithWeightType(args.weight.dtype, [&](auto type) HWY_ATTR {
+    using W = decltype(type);
+    if constexpr (sizeof(W) == 2) {
+      if (BlockCsrLinearCpu::PacksColumns(args.weight)) {
+        return RunTyped<W, PackedColumns>(ctx, args);
+      }
+    }
+    RunTyped<W, ColumnIndex>(ctx, args);
+  });
 }
 
 }  // namespace
@@ -325,9 +354,25 @@ namespace {
 // Loads of a strip's last column run into what follows it.
 constexpr size_t kSlackBytes = 64;
 
-size_t ValueBytes(const WeightView& weight) {
-  return static_cast<size_t>(weight.count) * weight.block_rows * weight.block_cols *
-         SizeOf(weight.dtype);
+void LocateInSteps(const WeightView& weight, std::span<const int64_t> elements, int64_t* offsets) {
+  const BlockStrips strips(weight);
+  PackedColumns first = {}, columns = {};  // of the block row, and after those seen for `row`
+  int64_t row = -1, column = -1, slot = -1;
+  for (const int64_t element : elements) {
+    const int64_t I = element / weight.in / weight.block_rows;
+    const int64_t J = element % weight.in / weight.block_cols;
+    if (element / weight.in != row) {
+      if (row < 0 || row / weight.block_rows != I) first = PackedColumns::First(weight, I);
+      columns = first;
+      row = element / weight.in;
+      column = slot = -1;
+    }
+    const int64_t blocks = weight.count == 0 ? 0 : weight.row_ptr[I + 1] - weight.row_ptr[I];
+    for (; column < J && slot + 1 < blocks; ++slot) column += 1 + NextStep(columns.at);
+    *offsets++ = column == J ? strips.Index(row, slot, element % weight.in) *
+                                   static_cast<int64_t>(SizeOf(weight.dtype))
+                             : -1;
+  }
 }
 
 }  // namespace
@@ -338,7 +383,14 @@ bool BlockCsrLinearCpu::Supports(const LinearDesc& desc) {
 }
 
 size_t BlockCsrLinearCpu::PackedBytes(const WeightView& weight) {
-  return ValueBytes(weight) + kSlackBytes;
+  if (!PacksColumns(weight)) return ValueBytes(weight) + kSlackBytes;
+  BlockStepsSize steps(weight.block_row_count());
+  for (int64_t I = 0; weight.count > 0 && I < weight.block_row_count(); ++I) {
+    for (int64_t i = weight.row_ptr[I]; i < weight.row_ptr[I + 1]; ++i) {
+      steps.Block(I, weight.Column(i));
+    }
+  }
+  return StepsOffset(weight) + steps.bytes() + kSlackBytes;
 }
 
 KernelStatus BlockCsrLinearCpu::Pack(const WeightView& weight, void* packed) {
@@ -359,6 +411,10 @@ KernelStatus BlockCsrLinearCpu::Pack(const WeightView& weight, void* packed) {
       }
     }
   }
+  if (PacksColumns(weight)) {
+    to = std::fill_n(to, StepsOffset(weight) - ValueBytes(weight), std::byte{0});
+    to = WriteBlockSteps(weight, to);
+  }
   std::memset(to, 0, kSlackBytes);
   return {};
 }
@@ -366,6 +422,10 @@ KernelStatus BlockCsrLinearCpu::Pack(const WeightView& weight, void* packed) {
 KernelStatus BlockCsrLinearCpu::Locate(const WeightView& weight, std::span<const int64_t> elements,
                                        int64_t* offsets) {
   const auto size = static_cast<int64_t>(SizeOf(weight.dtype));
+  if (PacksColumns(weight)) {
+    LocateInSteps(weight, elements, offsets);
+    return {};
+  }
   const BlockStrips strips(weight);
   for (const int64_t element : elements) {
     const int64_t row = element / weight.in, col = element % weight.in;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/block_csr_linear/block_steps.h"
 #include "kernels/linear/linear.h"
 
 namespace espalier::kernels {
@@ -20,7 +21,7 @@ struct BlockStrip {
   int64_t packed_rows;  // stored
   int64_t first;        // its first value in the packed weight
   int64_t blocks;
-  const uint16_t* cols;  // block columns
+  const uint16_t* cols;  // block columns; null where they are packed
 };
 
 class BlockStrips {
@@ -38,7 +39,7 @@ class BlockStrips {
     strip.rows = std::min(strip.packed_rows, w_.out - strip.row);
     strip.blocks = BlocksBefore(block_row + 1) - BlocksBefore(block_row);
     strip.first = (BlocksBefore(block_row) * w_.block_rows + strip.blocks * top) * w_.block_cols;
-    strip.cols = w_.count == 0 ? nullptr : w_.col_idx16 + BlocksBefore(block_row);
+    strip.cols = w_.col_idx16 == nullptr ? nullptr : w_.col_idx16 + BlocksBefore(block_row);
     return strip;
   }
 
@@ -78,6 +79,65 @@ class BlockStrips {
 
   const WeightView& w_;
   int64_t strips_;
+};
+
+// The block columns of strips that follow each other, whichever way they are kept: Begin, then Next for each block. What
+// it returns says where the block's part of x begins (From) and how much of x is left there (Left). x has `in` rows of
+// kWidth values, and `behind` is where it goes on behind the last block.
+struct ColumnIndex {
+  const uint16_t* at;
+
+  static ColumnIndex First(const WeightView&, int64_t /*strip*/) { return {nullptr}; }
+  void Begin(const BlockStrip& strip) { at = strip.cols; }
+  ColumnIndex Rest() const { return {nullptr}; }  // each strip knows its own
+
+  template <int kWidth>
+  int64_t Next(int64_t block_cols, const float* /*behind*/) {
+    return *at++ * block_cols;
+  }
+  template <int kWidth>
+  static int64_t Left(int64_t col, const float* /*x*/, int64_t in) {
+    return in - col;
+  }
+  template <int kWidth>
+  static const float* From(int64_t col, const float* x) {
+    return x + col * kWidth;
+  }
+};
+
+inline size_t ValueBytes(const WeightView& weight) {
+  return static_cast<size_t>(weight.count) * weight.block_rows * weight.block_cols *
+         SizeOf(weight.dtype);
+}
+
+// Where a packed weight has its block_steps.h.
+inline size_t StepsOffset(const WeightView& weight) {
+  return (ValueBytes(weight) + alignof(int64_t) - 1) / alignof(int64_t) * alignof(int64_t);
+}
+
+// Blocks that have them have no more rows than a strip.
+struct PackedColumns {
+  const uint8_t* at;
+
+  static PackedColumns First(const WeightView& weight, int64_t strip) {
+    const auto* const packed = static_cast<const std::byte*>(weight.packed);
+    return {StepsOfRow(weight, packed + StepsOffset(weight), strip)};
+  }
+  void Begin(const BlockStrip&) {}
+  PackedColumns Rest() const { return *this; }
+
+  template <int kWidth>
+  const float* Next(int64_t block_cols, const float* behind) {
+    return behind + NextStep(at) * block_cols * kWidth;
+  }
+  template <int kWidth>
+  static int64_t Left(const float* from, const float* x, int64_t in) {
+    return (x + in * kWidth - from) / kWidth;
+  }
+  template <int kWidth>
+  static const float* From(const float* from, const float* /*x*/) {
+    return from;
+  }
 };
 
 }  // namespace espalier::kernels

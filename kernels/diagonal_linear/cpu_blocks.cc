@@ -45,7 +45,8 @@ void ForEachBlock(const WeightView& w, int64_t row, Fn fn) {
   }
 }
 
-// The same blocks as block_csr. row_ptr: [R + 1], col_idx: [K · D].
+// The same blocks as block_csr, but by name: BlockCsrLinearCpu packs no columns of a diagonal. row_ptr: [R + 1],
+// col_idx: [K · D].
 WeightView AsBlockCsr(const WeightView& w, int32_t* row_ptr, uint16_t* col_idx) {
   int32_t count = 0;
   row_ptr[0] = 0;
@@ -56,7 +57,6 @@ WeightView AsBlockCsr(const WeightView& w, int32_t* row_ptr, uint16_t* col_idx) 
     row_ptr[row + 1] = count;
   }
   WeightView blocks = w;
-  blocks.layout = Layout::kBlockCsr;
   blocks.count = count;
   blocks.row_ptr = row_ptr;
   blocks.col_idx16 = col_idx;

@@ -105,9 +105,13 @@ const kernels::LinearVariant& VariantFor(const Kind& kind, DType dtype) {
 bool SameBytes(const kernels::LinearVariant& variant, const ResidentWeight& a,
                const ResidentWeight& b) {
   const kernels::WeightView x = a.view(), y = b.view();
-  if (variant.packing != nullptr)
-    return std::memcmp(x.packed, y.packed, variant.packed_bytes(x)) == 0;
-  return std::memcmp(x.values, y.values, x.count * SizeOf(x.dtype)) == 0;
+  if (variant.packing == nullptr)
+    return std::memcmp(x.values, y.values, x.count * SizeOf(x.dtype)) == 0;
+  size_t packed = a.bytes();  // and the indices that are held beside it
+  if (x.row_ptr != nullptr) packed -= (x.block_row_count() + 1) * sizeof(*x.row_ptr);
+  if (x.col_idx16 != nullptr) packed -= x.count * sizeof(*x.col_idx16);
+  if (x.offsets != nullptr) packed -= x.count * sizeof(*x.offsets);
+  return a.bytes() == b.bytes() && std::memcmp(x.packed, y.packed, packed) == 0;
 }
 
 void OrFail(const absl::Status& status) {

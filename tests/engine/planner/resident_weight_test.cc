@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/block_csr_linear/block_csr_linear.h"
 #include "tests/engine/planner/mlp_builder.h"
 #include "tests/engine/planner/weight_changes.h"
 
@@ -41,7 +42,7 @@ class ResidentWeightTest : public ::testing::TestWithParam<const LinearVariant*>
   }
   std::vector<sparse::LayoutSpec> Specs() const {
     std::vector<sparse::LayoutSpec> specs;
-    for (const auto& [rows, cols] : {std::pair{1, 1}, {16, 16}, {4, 12}, {40, 8}}) {
+    for (const auto& [rows, cols] : {std::pair{1, 1}, {4, 4}, {16, 16}, {4, 12}, {40, 8}}) {
       const sparse::LayoutSpec spec = {variant_.layout, rows, cols};
       const bool blocks =
           variant_.layout == Layout::kBlockCsr || variant_.layout == Layout::kDiagonal;
@@ -67,11 +68,7 @@ class ResidentWeightTest : public ::testing::TestWithParam<const LinearVariant*>
     add(w.col_idx, w.count * 4);
     add(w.col_idx16, w.count * 2);
     add(w.offsets, w.count * 4);
-    if (variant_.packing != nullptr) {
-      add(w.packed, variant_.packed_bytes(w));
-    } else {
-      add(w.values, w.count * SizeOf(w.dtype));
-    }
+    add(variant_.packing != nullptr ? w.packed : w.values, weight.bytes() - bytes.size());
     return bytes;
   }
 
@@ -166,6 +163,24 @@ TEST_P(ResidentWeightTest, ADroppedElementGrowsBackWhereItWas) {
     ASSERT_TRUE(*edited->EditInPlace(Differences(before, dropped), Zeros::kMayStay));
     ASSERT_TRUE(*edited->EditInPlace(Differences(dropped, before), Zeros::kMayStay));
     EXPECT_EQ(Bytes(*edited), Bytes(*Make(before, spec)));
+  }
+}
+
+TEST_P(ResidentWeightTest, HoldsNoColumnsThatThePackedFormHas) {
+  if (variant_.packing == nullptr) GTEST_SKIP() << "nothing is packed";
+  for (const sparse::LayoutSpec& spec : Specs()) {
+    const Tensor dense = PatternWeight(Pattern::kBlocks, 96, 130, 0.2, 3, dtype());
+    const auto plain = sparse::SparseWeight::FromDense(dense.view(), spec);
+    const kernels::WeightView view = plain->view();
+    size_t bytes = variant_.packed_bytes(view);
+    if (view.offsets != nullptr) bytes += view.count * sizeof(int32_t);
+    if (view.row_ptr != nullptr) bytes += (view.block_row_count() + 1) * sizeof(int32_t);
+    const bool columns =
+        view.col_idx16 != nullptr && !kernels::BlockCsrLinearCpu::PacksColumns(view);
+    if (columns) bytes += view.count * sizeof(uint16_t);
+    const auto weight = Make(dense, spec);
+    EXPECT_EQ(weight->bytes(), bytes);
+    EXPECT_EQ(weight->view().col_idx16 != nullptr, columns);
   }
 }
 

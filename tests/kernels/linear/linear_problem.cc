@@ -7,6 +7,8 @@
 #include <limits>
 #include <thread>
 
+#include "kernels/block_csr_linear/block_csr_linear.h"
+
 namespace espalier::kernels::testing {
 namespace {
 
@@ -236,6 +238,19 @@ ExactBuffer PackFor(const LinearVariant& variant, const WeightView& weight) {
   ExactBuffer packed(variant.packed_bytes(weight));
   if (!variant.pack(weight, packed.as()).ok()) std::abort();
   return packed;
+}
+
+WeightView PackedView(const LinearVariant& variant, const WeightView& weight,
+                      const ExactBuffer& packed) {
+  WeightView view = weight;
+  if (variant.packing == nullptr) return view;
+  view.values = nullptr;
+  view.packed = packed.as();
+  if (variant.arch == Arch::kCpu && BlockCsrLinearCpu::PacksColumns(weight)) {
+    view.col_idx = nullptr;
+    view.col_idx16 = nullptr;
+  }
+  return view;
 }
 
 std::vector<float> RunVariant(const LinearVariant& variant, const WeightView& weight,

@@ -66,6 +66,11 @@ KernelContext ThreadedContext(int threads);
 // Packs the weight for a variant; empty when the variant reads the arrays as they are.
 ExactBuffer PackFor(const LinearVariant& variant, const WeightView& weight);
 
+// The weight as it stays in memory once packed: without what its owner may free. The weight itself for a variant that
+// reads the arrays as they are.
+WeightView PackedView(const LinearVariant& variant, const WeightView& weight,
+                      const ExactBuffer& packed);
+
 struct RunOptions {
   Activation activation = Activation::kNone;
   int64_t x_padding = 0;  // x_stride - in

@@ -135,15 +135,10 @@ class LinearTest : public ::testing::TestWithParam<Parameter> {
 
   void CheckRun(const Case& c, const OwnedWeight& owned, const std::vector<float>& x,
                 const float* bias) {
-    WeightView weight = owned.view();
-    const ExactBuffer packed = PackFor(variant(), weight);
-    if (variant().packing != nullptr) {
-      weight.values = nullptr;  // the owner may have freed them
-      weight.packed = packed.as();
-    }
+    const ExactBuffer packed = PackFor(variant(), owned.view());
     std::string error;
-    const std::vector<float> y =
-        RunVariant(variant(), weight, x, c.tokens, bias, c.options, &error);
+    const std::vector<float> y = RunVariant(variant(), PackedView(variant(), owned.view(), packed),
+                                            x, c.tokens, bias, c.options, &error);
     EXPECT_EQ(error, "") << Describe(c, owned.dtype);
     EXPECT_EQ(CompareWithReference(owned.view(), x, c.tokens, bias, c.options.activation, y), "")
         << Describe(c, owned.dtype);

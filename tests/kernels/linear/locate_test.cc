@@ -80,7 +80,7 @@ class LocateTest : public ::testing::TestWithParam<const LinearVariant*> {
     const ExactBuffer packed = PackFor(variant_, weight);
     const char* bytes =
         variant_.packing == nullptr ? static_cast<const char*>(weight.values) : packed.as<char>();
-    WeightView without = weight;  // as it stays in memory
+    WeightView without = PackedView(variant_, weight, packed);
     without.values = nullptr;
     std::vector<int64_t> offsets(elements.size(), -2);
     if (!variant_.locate(without, elements, offsets.data()).ok()) return "refused";
