@@ -97,6 +97,7 @@ class TurnTimer {
   void Start() {
     if (!made_) return;
     timed = 1;
+    preempted_nanos = NowNanos();
     BeginTurn();
   }
   void Stop() {

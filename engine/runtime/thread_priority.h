@@ -31,8 +31,9 @@ class BackgroundWork {
  public:
   static constexpr std::chrono::microseconds kTurn{250};
   static constexpr std::chrono::microseconds kNap{500};
-  static constexpr std::chrono::milliseconds kQuiet{10};   // since the last request: no more naps
-  static constexpr std::chrono::milliseconds kAlone{100};  // on a processor: no more naps either
+  static constexpr std::chrono::milliseconds kQuiet{10};  // since the last request: no more naps
+  // On a processor: no more naps either. Until then others are taken to want it: most work of an update is over by then.
+  static constexpr std::chrono::milliseconds kAlone{100};
 
   BackgroundWork();
   ~BackgroundWork();
