@@ -214,7 +214,7 @@ TEST_F(UpdateProbationTest, AVersionThatFailsRequestsOnProbationIsRevertedByItse
   EXPECT_TRUE(Eventually([&] { return StateOf(2) == UpdateState::kQuarantined; }));
   EXPECT_TRUE(Eventually([&] { return Versions().serving == 1; }));
   EXPECT_EQ(Ask(), 1);
-  EXPECT_EQ(Counts().quarantined, 1u);
+  EXPECT_TRUE(Eventually([&] { return Counts().quarantined == 1u; }));
 }
 
 }  // namespace
