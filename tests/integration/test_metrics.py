@@ -156,12 +156,12 @@ def test_refusals_are_counted_by_reason_and_pending_stays_below_its_cap(reposito
         done.set()
         watcher.join()
         refused = sum(outcome is not None for outcome in outcomes)
-        assert refused == 6, "one runs and two wait"
+        assert refused in (6, 7), "two wait, and one runs or has yet to be taken"
         samples, triton = scrape(server), scrape(server, "/metrics/triton")
         labels = {"model": NAME, "version": "1"}
-        assert value(samples, "espalier_request_failures_total", **labels, reason="queue_full") == 6
+        assert value(samples, "espalier_request_failures_total", **labels, reason="queue_full") == refused
         assert value(samples, "espalier_request_failures_total", **labels, reason="timeout") == 0
-        assert value(triton, "nv_inference_request_failure", **labels, reason="REJECTED") == 6
+        assert value(triton, "nv_inference_request_failure", **labels, reason="REJECTED") == refused
         assert max(seen) == 2 and value(samples, "espalier_queue_pending", **labels) == 0
 
 

@@ -131,12 +131,17 @@ class Facts:
 
     @classmethod
     def of(cls, server: harness.Espalierd, trained: Trained, token: str | None = None) -> Facts:
-        with updates.Client(server.update_url, token=token) as client:
-            (model,) = client.versions(trained.name)
-        weights = {version.version: version.weights for version in model.versions}
-        with espalier.Client(server.url) as client:
-            result = client.infer(trained.name, trained.inputs)
+        with (
+            updates.Client(server.update_url, token=token) as versions,
+            espalier.Client(server.url) as client,
+        ):
+            for _ in range(3):  # another one may come between the two questions
+                (model,) = versions.versions(trained.name)
+                result = client.infer(trained.name, trained.inputs)
+                if result.version == str(model.serving):
+                    break
         assert result.version == str(model.serving)
+        weights = {version.version: version.weights for version in model.versions}
         return cls(model.serving, weights[model.serving], result.output.tobytes())
 
 
