@@ -67,6 +67,7 @@ def train(
         return weights[out, size]
 
     key = keygen(folder / "trainer") if key is None else key
+    write_config(folder / "models" / name)
     checkpoints, deltas = {}, {}
     for version in range(1, steps + 1):
         path = folder / "models" / name / "1" / "model.onnx"
@@ -94,6 +95,14 @@ def train(
     return Trained(name, checkpoints, deltas, inputs, key)
 
 
+def write_config(model: pathlib.Path) -> None:
+    """Answers are compared bit for bit, and kernels that were measured may differ from server to server."""
+    model.mkdir(parents=True, exist_ok=True)
+    (model / "config.pbtxt").write_text(
+        'parameters { key: "deterministic" value { string_value: "true" } }\n'
+    )
+
+
 def write_token(folder: pathlib.Path) -> pathlib.Path:
     """Writes the token of the tests into a file."""
     path = folder / "token"
@@ -114,8 +123,9 @@ def serve(folder: pathlib.Path, *flags: str, state: str = "state", port: int = 0
 def expected(trained: Trained, version: int, folder: pathlib.Path) -> np.ndarray:
     """What a server answers that loaded the version's file, bit for bit."""
     repository = folder / f"expected-{trained.name}-{version}"
+    write_config(repository / trained.name)
     model = repository / trained.name / "1"
-    model.mkdir(parents=True, exist_ok=True)
+    model.mkdir(exist_ok=True)
     (model / "model.onnx").write_bytes(trained.checkpoints[version].read_bytes())
     with harness.Espalierd(repository) as server, espalier.Client(server.url) as client:
         return client.infer(trained.name, trained.inputs).output
