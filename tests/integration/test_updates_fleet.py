@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -22,8 +23,14 @@ Code = grpc.StatusCode
 
 
 def free_ports(count: int) -> list[int]:
+    """Of those that Linux does not give to whoever asks for any: a server that is down keeps its own."""
     with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        probes = []
+        for port in random.sample(range(20000, 32000), 100):
+            with contextlib.suppress(OSError):
+                probes.append(stack.enter_context(socket.create_server(("127.0.0.1", port))))
+            if len(probes) == count:
+                break
         return [probe.getsockname()[1] for probe in probes]
 
 
@@ -110,7 +117,9 @@ class Fleet:
         )
         try:
             line = client.stderr.readline()
-            assert proxy.stopped.wait(60)
+            if not proxy.stopped.wait(60):
+                client.kill()
+                raise AssertionError(line + client.stderr.read())
         finally:
             client.send_signal(signal.SIGKILL)
             client.wait()
