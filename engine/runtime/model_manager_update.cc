@@ -17,25 +17,21 @@ using absl::StrCat;
 // Numbers that are remembered, so that a request for one of them is told what took its place.
 constexpr int kMaxSuperseded = 64;
 
+// Returns when it is done.
+void RunIn(WorkerPool& pool, absl::FunctionRef<void()> work) {
+  std::latch done{1};
+  pool.Schedule([&] {
+    work();
+    done.count_down();
+  });
+  done.wait();
+}
+
 }  // namespace
 
-void ModelManager::OnControl(absl::FunctionRef<void()> work) {
-  std::latch done{1};
-  control_.Schedule([&] {
-    work();
-    done.count_down();
-  });
-  done.wait();
-}
+void ModelManager::OnControl(absl::FunctionRef<void()> work) { RunIn(control_, work); }
 
-void ModelManager::InBackground(absl::FunctionRef<void()> work) {
-  std::latch done{1};
-  loaders_.Schedule([&] {
-    work();
-    done.count_down();
-  });
-  done.wait();
-}
+void ModelManager::InBackground(absl::FunctionRef<void()> work) { RunIn(loaders_, work); }
 
 ModelManager::Turn::~Turn() {
   {
