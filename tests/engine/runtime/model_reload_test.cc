@@ -31,8 +31,8 @@ TEST_F(ModelReloadTest, ANewVersionReplacesTheOldOneOnceItIsReady) {
   control->load_gate.Open();
   EXPECT_TRUE(answer->Wait().ok());
   EXPECT_THAT(manager_->ReadyVersions("m"), ElementsAre(2));
-  EXPECT_TRUE(Eventually([&] { return control->alive == 1; }));
-  EXPECT_EQ(StateOf("m", 1), VersionState::kUnavailable);
+  EXPECT_TRUE(Eventually([&] { return StateOf("m", 1) == VersionState::kUnavailable; }));
+  EXPECT_EQ(control->alive, 1);
 }
 
 TEST_F(ModelReloadTest, AFailedLoadKeepsTheOldVersionAndSaysWhy) {
