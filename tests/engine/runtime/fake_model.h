@@ -41,6 +41,10 @@ class Gate {
     changed_.wait(lock, [&] { return open_; });
     --waiting_;
   }
+  int waiting() {
+    const std::lock_guard lock(mutex_);
+    return waiting_;
+  }
   // Waits until `count` stand at the closed door.
   void AwaitWaiting(int count) {
     std::unique_lock lock(mutex_);
@@ -208,10 +212,11 @@ class TemporaryDirectory {
   std::string path_;
 };
 
-// Polls; true when `condition` came true within ten seconds.
+// Polls; true when `condition` came true. A minute, as a busy machine takes long for what is quick elsewhere; what a
+// test asserts of a state that changes beside it, it waits for here, and not for another one that changes with it.
 template <typename Condition>
 bool Eventually(Condition condition) {
-  for (int i = 0; i < 10000; ++i) {
+  for (int i = 0; i < 60'000; ++i) {
     if (condition()) return true;
     absl::SleepFor(absl::Milliseconds(1));
   }

@@ -131,8 +131,7 @@ TEST_F(ServedVersionTest, ARequestPastItsDeadlineIsNeverExecuted) {
 }
 
 TEST_F(ServedVersionTest, AQueueTimeoutAnswersUnavailable) {
-  // {default, override allowed, asked for} → expired after 80 ms? (The first request must not be,
-  // however slowly its thread starts.)
+  // {default, override allowed, asked for} → expires while the instance is busy?
   struct Case {
     uint64_t default_micros;
     bool allowed;
@@ -143,13 +142,17 @@ TEST_F(ServedVersionTest, AQueueTimeoutAnswersUnavailable) {
                         Case{0, false, 50'000, false}, Case{60'000'000, true, 50'000, true},
                         Case{50'000, true, 60'000'000, true}, Case{0, true, 0, false}}) {
     VersionHandle version = Serve(WithQueue(0, c.default_micros, c.allowed));
-    control_->run_gate.Close();
-    TestRequest running(1), waiting(1);
-    running.Submit(version);
-    control_->run_gate.AwaitWaiting(1);
+    std::list<TestRequest> requests;
+    TestRequest& running = espalier::testing::Occupy(version, control_->run_gate, requests);
+    TestRequest waiting(1);
     waiting.timeout_micros = c.asked_micros;
     waiting.Submit(version);
-    absl::SleepFor(absl::Milliseconds(80));
+    if (c.expires) {
+      waiting.status();
+    } else {
+      absl::SleepFor(absl::Milliseconds(80));
+      EXPECT_FALSE(waiting.answered());
+    }
     control_->run_gate.Open();
     EXPECT_EQ(waiting.status().code(),
               c.expires ? absl::StatusCode::kUnavailable : absl::StatusCode::kOk)

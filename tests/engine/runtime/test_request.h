@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "engine/runtime/served_version.h"
+#include "tests/engine/runtime/fake_model.h"
 
 namespace espalier::testing {
 
@@ -84,5 +86,20 @@ class TestRequest : public runtime::InferRequest {
   int answers_ = 0;
   int64_t answered_nanos_ = 0;
 };
+
+// Keeps a version's only instance, behind the closed gate of its model, until the gate is opened; returns the request
+// that stands there. On a busy machine one may expire in the queue: another one follows it.
+inline TestRequest& Occupy(const runtime::VersionHandle& version, Gate& gate,
+                           std::list<TestRequest>& requests) {
+  gate.Close();
+  while (true) {
+    TestRequest& request = requests.emplace_back(1);
+    request.Submit(version);
+    while (!request.answered()) {
+      if (gate.waiting() > 0) return request;
+      absl::SleepFor(absl::Microseconds(100));
+    }
+  }
+}
 
 }  // namespace espalier::testing

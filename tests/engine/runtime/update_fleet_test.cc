@@ -27,6 +27,7 @@ class UpdateFleetTest : public espalier::testing::UpdateFixture {
     };
   }
   static FleetTransaction Terms(int64_t self, int64_t seconds = 60) {
+    // In whole seconds, the last of which may be all but over.
     return {.id = "t1",
             .version = 2,
             .participants = {"first:1", "second:2"},
@@ -87,7 +88,7 @@ TEST_F(UpdateFleetTest, WhatIsPromisedKeepsEverythingElseOut) {
 TEST_F(UpdateFleetTest, TheFirstParticipantAbortsByItselfWhenTheTimeIsUp) {
   StartServer();
   StageTwo();
-  ASSERT_TRUE(updates_->Prepare("m", Terms(0, 1)).ok());
+  ASSERT_TRUE(updates_->Prepare("m", Terms(0, 3)).ok());
   EXPECT_TRUE(Eventually(
       [&] { return updates_->Transaction("m", "t1")->decision == FleetDecision::kAbort; }));
   EXPECT_EQ(updates_->Decide("m", "t1", FleetDecision::kCommit).status().code(),
@@ -98,7 +99,7 @@ TEST_F(UpdateFleetTest, TheFirstParticipantAbortsByItselfWhenTheTimeIsUp) {
 TEST_F(UpdateFleetTest, AnotherParticipantAsksTheFirstAndNeverGuesses) {
   StartServer();
   StageTwo();
-  ASSERT_TRUE(updates_->Prepare("m", Terms(1, 1)).ok());
+  ASSERT_TRUE(updates_->Prepare("m", Terms(1, 3)).ok());
   EXPECT_TRUE(Eventually([&] { return asked_ >= 2; }));
   EXPECT_EQ(Ask(), 1);
   SetAnswer(FleetDecision::kUndecided);

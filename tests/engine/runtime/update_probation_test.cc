@@ -139,7 +139,7 @@ TEST_F(UpdateProbationTest, ACanaryAnswersItsShareAndThenServes) {
   absl::Status activated;
   std::thread activating([&] {
     activated = updates_->Activate(
-        "m", 2, ProbationOptions{.canary_share = 0.25, .canary_duration = absl::Seconds(3)});
+        "m", 2, ProbationOptions{.canary_share = 0.25, .canary_duration = absl::Seconds(8)});
   });
   EXPECT_TRUE(Eventually([&] { return StateOf(2) == UpdateState::kCanary; }));
   EXPECT_TRUE(Eventually([&] { return Ask() == 2; }));
