@@ -77,8 +77,9 @@ TEST_F(ServiceRpcTest, ReadinessFollowsLoadingAndHealthFollowsReadiness) {
   control->load_gate.Open();
   EXPECT_TRUE(Eventually([&] { return server_->ready(); }));
   EXPECT_TRUE(ServerReady());
-  EXPECT_TRUE(Eventually([&] { return health("") == "\x08\x01"; }));
-  EXPECT_EQ(health("inference.GRPCInferenceService"), "\x08\x01");
+  // One after the other, and after the server is ready.
+  for (const char* service : {"", "inference.GRPCInferenceService"})
+    EXPECT_TRUE(Eventually([&] { return health(service) == "\x08\x01"; })) << service;
   std::string ignored;
   EXPECT_EQ(Call("/grpc.health.v1.Health/Check", "\x0a\x01x", &ignored).error_code(),
             grpc::NOT_FOUND);
@@ -115,8 +116,8 @@ TEST_F(ServiceRpcTest, HealthWatchReportsEveryChangeAndDoesNotDelayTheDrain) {
   control->load_gate.Open();
   EXPECT_EQ(read(), "\x08\x01");
   const absl::Time began = absl::Now();
-  EXPECT_TRUE(server_->Drain(absl::Seconds(30)));
-  EXPECT_LT(absl::Now() - began, absl::Seconds(5));
+  EXPECT_TRUE(server_->Drain(absl::Minutes(10)));
+  EXPECT_LT(absl::Now() - began, absl::Minutes(1));
   EXPECT_EQ(read(), "\x08\x02");
   EXPECT_EQ(read(), "ended");
 }
@@ -276,7 +277,7 @@ TEST_F(ServiceRpcTest, IdleConnectionsDoNotKeepScrapesOut) {
   for (int i = 0; i < 4; ++i) idle.push_back(testing::Connect(server_->metrics_port()));
   const absl::Time began = absl::Now();
   EXPECT_THAT(Metrics(), HasSubstr("espalier_ready 1"));
-  EXPECT_LT(absl::Now() - began, absl::Seconds(8));
+  EXPECT_LT(absl::Now() - began, absl::Seconds(25)) << "they would be kept for 30 s";
   for (int fd : idle) close(fd);
 }
 
@@ -314,9 +315,12 @@ TEST_F(ServiceRpcTest, MetricsCountRequestsPhasesAndBytes) {
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(Infer(RawRequest(2)).ok());
   EXPECT_FALSE(Infer(RawRequest(9)).ok());
   EXPECT_FALSE(Infer(RawRequest(1, "made-up-by-a-client")).ok());
-  EXPECT_TRUE(
-      Eventually([&] { return absl::StrContains(Metrics(), "espalier_requests_in_flight 0"); }));
-  const std::string metrics = Metrics();
+  std::string metrics;
+  EXPECT_TRUE(Eventually([&] {
+    metrics = Metrics();
+    return absl::StrContains(metrics, "espalier_requests_in_flight 0\n") &&
+           absl::StrContains(metrics, "espalier_request_bytes_in_flight 0\n");
+  }));
   for (const char* line : {
            "espalier_build_info{version=\"",
            "espalier_ready 1\n",

@@ -26,7 +26,8 @@ using espalier::testing::Eventually;
 using grpc::StatusCode;
 using ::testing::HasSubstr;
 
-constexpr absl::Duration kWindow = absl::Milliseconds(400);
+// Several times what a busy machine may keep a client that is quick from sending.
+constexpr absl::Duration kWindow = absl::Milliseconds(1500);
 constexpr uint64_t kWindowBytes = 1000;
 const std::string kContent(100'000, 'x');  // no delta, which nobody notices before it is complete
 
@@ -110,7 +111,7 @@ TEST_F(UpdateServerTest, AClientThatDripsIsToldSoAndGoesOnLater) {
   }
   const grpc::Status status = push->End();
   EXPECT_EQ(status.error_code(), StatusCode::DEADLINE_EXCEEDED);
-  EXPECT_THAT(status.error_message(), HasSubstr("too slow: fewer than 1000 bytes in 400ms"));
+  EXPECT_THAT(status.error_message(), HasSubstr("too slow: fewer than 1000 bytes in 1.5s"));
   EXPECT_LT(sent, kWindowBytes);
   const auto again = Begin();
   EXPECT_GT(again->offset, 0u);
@@ -129,7 +130,7 @@ TEST_F(UpdateServerTest, AClientThatIsFastEnoughMayTakeManyWindows) {
   const size_t step = 2 * kWindowBytes;
   for (size_t at = 0; at < 10 * step; at += step) {
     ASSERT_TRUE(push->Send(kContent.substr(at, step)));
-    absl::SleepFor(kWindow / 2);
+    absl::SleepFor(kWindow / 4);
   }
   ASSERT_TRUE(push->Send(kContent.substr(10 * step)));
   const grpc::Status status = push->End();
@@ -141,7 +142,7 @@ TEST_F(UpdateServerTest, AServerThatStopsEndsWhatIsOpen) {
   grpc::ClientContext context;
   const auto watch = stub_->WatchVersions(&context, v1::WatchVersionsRequest());
   watch->WaitForInitialMetadata();  // it has begun
-  std::thread stop([&] { server_->Drain(absl::Seconds(5)); });
+  std::thread stop([&] { server_->Drain(absl::Seconds(60)); });
   v1::WatchVersionsResponse event;
   while (watch->Read(&event)) {
   }
