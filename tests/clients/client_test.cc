@@ -107,12 +107,12 @@ TEST_F(ClientTest, InconsistentRequestIsNotSent) {
 }
 
 TEST_F(ClientTest, DeadlineOfTheCallIsKept) {
-  server_.service.delay = std::chrono::milliseconds(2000);
+  server_.service.delay = std::chrono::milliseconds(4000);
   auto client = Connect();
   const absl::Time start = absl::Now();
   auto result = client->Infer(Digits({1, 2, 3, 4}), {.deadline = absl::Milliseconds(50)});
   EXPECT_EQ(result.status().code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_LT(absl::Now() - start, absl::Seconds(1));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(4));
 }
 
 TEST_F(ClientTest, DeadlineOfTheClientAppliesToCallsWithout) {
@@ -135,7 +135,7 @@ TEST_F(ClientTest, AsyncInferReportsServerErrors) {
 }
 
 TEST_F(ClientTest, CancelledAsyncInferStillRunsItsCallback) {
-  server_.service.delay = std::chrono::milliseconds(500);
+  server_.service.delay = std::chrono::milliseconds(2000);
   auto client = Connect();
   EXPECT_EQ(InferAsync(*client, Digits({1, 2, 3, 4}), {}, /*cancel=*/true).status().code(),
             absl::StatusCode::kCancelled);

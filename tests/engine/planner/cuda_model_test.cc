@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -172,8 +173,8 @@ TEST_F(CudaModelTest, WorkOfTimedRunsIsWhatNonZerosAndItemsComeTo) {
 }
 
 TEST_F(CudaModelTest, APlanIsKeptByDevice) {
-  const std::string directory = ::testing::TempDir() + "/cuda_plans";
-  std::filesystem::remove_all(directory);
+  std::string directory = ::testing::TempDir() + "/cuda_plans_XXXXXX";
+  ASSERT_NE(mkdtemp(directory.data()), nullptr);
   const auto source = [&](CudaDevice& device) {
     PrepareOptions options{.max_batch_size = 4, .plan_cache_dir = directory};
     auto model = PreparedModel::Prepare(MakeMlp({64, 64}, Pattern::kBlocks, 0.2, DType::kBFloat16),

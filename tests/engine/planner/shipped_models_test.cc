@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <map>
 
 #include "absl/strings/str_cat.h"
@@ -147,6 +148,14 @@ INSTANTIATE_TEST_SUITE_P(All, ShippedModelTest, ::testing::ValuesIn([] {
                          }()),
                          [](const auto& info) { return info.param; });
 
+// How long this thread has waited for a processor that others had: a busy machine's time, not the start's.
+double WaitedSeconds() {
+  std::ifstream file("/proc/thread-self/schedstat");
+  double ran_nanos = 0, waited_nanos = 0;
+  file >> ran_nanos >> waited_nanos;
+  return waited_nanos * 1e-9;
+}
+
 TEST(ShippedModelsTest, AllFiveStartInTimeAndFromTheCacheSooner) {
   std::string directory = ::testing::TempDir() + "shipped_XXXXXX";
   PrepareOptions options;
@@ -158,12 +167,13 @@ TEST(ShippedModelsTest, AllFiveStartInTimeAndFromTheCacheSooner) {
   const auto device = MakeCpuDevice(0);
   const auto start_all = [&](const std::string& source) {
     const absl::Time begin = absl::Now();
+    const double waited = WaitedSeconds();
     for (const auto& [name, correct] : kModels) {
       auto model = PreparedModel::Prepare(ReadShipped(name), *device, options);
       EXPECT_TRUE(model.ok()) << model.status();
       EXPECT_EQ((*model)->plan().source, source) << name;
     }
-    return absl::ToDoubleSeconds(absl::Now() - begin);
+    return absl::ToDoubleSeconds(absl::Now() - begin) - (WaitedSeconds() - waited);
   };
   const double first = start_all("measured"), again = start_all("cache");
   std::filesystem::remove_all(directory);

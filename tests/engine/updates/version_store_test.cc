@@ -519,7 +519,7 @@ TEST_F(VersionStoreTest, TheBackgroundCompactsAfterActivations) {
   options_.compact_in_background = true;
   Reopen();
   for (int64_t number = 2; number <= 30; ++number) Activate(number - 1, number, number);
-  for (int i = 0; i < 500 && disk_.List("/s/models/digits/anchors")->empty(); ++i)
+  for (int i = 0; i < 6000 && disk_.List("/s/models/digits/anchors")->empty(); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_FALSE(disk_.List("/s/models/digits/anchors")->empty());
   ExpectWeights(*store_, publisher_, 30);
