@@ -94,7 +94,7 @@ class Model:
         """Executions by batch size, so far."""
         return {int(b.batch_size): int(b.compute_infer.count) for b in self.statistics().batch_stats}
 
-    def occupy(self, seconds: float = 0.1) -> Pending:
+    def occupy(self, seconds: float = 0.2) -> Pending:
         """Sends a request and gives it time to be at the instance, where it stays for a while."""
         running = self.send()
         time.sleep(seconds)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import threading
 import time
+import urllib.request
 from typing import Callable
 
 import espalier
@@ -71,6 +73,13 @@ class Traffic:
         self._stop.set()
         for thread in self._threads:
             thread.join(90)
+
+
+def in_flight(server: harness.Espalierd) -> int:
+    """Requests that have come and are not answered."""
+    with urllib.request.urlopen(f"{server.metrics_url}/metrics", timeout=60) as response:
+        text = response.read().decode()
+    return int(re.search(r"^espalier_requests_in_flight (\d+)$", text, re.M)[1])
 
 
 def resident_bytes(server: harness.Espalierd) -> int:

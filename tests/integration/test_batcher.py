@@ -12,7 +12,9 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 OK = grpc.StatusCode.OK
-DELAY = 1.0
+DELAY = 2.0
+# Of an execution that others wait for: they come while it lasts, also on a busy machine.
+BUSY, BUSY_PREFERRING, ORDERED = 0.6, 1.0, 0.1
 CONFIGS = {
     # As in Triton's own suite for its batcher.
     "preferring": batching.model(
@@ -26,13 +28,13 @@ CONFIGS = {
     "busy_preferring": batching.model(
         "max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 2, 6 ]"
         f" max_queue_delay_microseconds: {int(DELAY * 1e6)} }}",
-        execute_delay_ms=300,
+        execute_delay_ms=int(BUSY_PREFERRING * 1000),
     ),
-    "plain": batching.model("max_batch_size: 8", execute_delay_ms=300),
+    "plain": batching.model("max_batch_size: 8", execute_delay_ms=int(BUSY * 1000)),
     "ordered": batching.model(
         "max_batch_size: 1 instance_group { count: 3 }"
         " dynamic_batching { preserve_ordering: true }",
-        execute_delay_ms=20,
+        execute_delay_ms=int(ORDERED * 1000),
     ),
     "padded": batching.model(
         "max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 4 ] }"
@@ -71,7 +73,7 @@ def test_a_preferred_size_runs_long_before_the_delay(stub):
 def test_below_a_preferred_size_a_request_waits_the_whole_delay(stub):
     (answer,), ran = run(batching.Model(stub, "preferring"), 1)
     assert ran == {1: 1}
-    assert DELAY <= answer.seconds < DELAY + 1
+    assert DELAY <= answer.seconds < 2 * DELAY
 
 
 def test_a_sum_between_preferred_sizes_is_merged_at_the_delay(stub):
@@ -96,12 +98,12 @@ def test_a_sum_above_the_preferred_sizes_is_split_between_requests(stub):
 def test_the_biggest_preferred_size_that_can_be_formed_is_chosen(stub):
     model = batching.Model(stub, "busy_preferring")
     running = model.send(2)  # keeps the instance
-    time.sleep(0.1)
+    time.sleep(0.3)
     answers, ran = run(model, *[1] * 8)
     assert ran == {2: 2, 6: 1}  # with the one that was running
     assert running.answer().code == OK
     first_six = sorted(answer.answered for answer in answers)[:6]
-    assert first_six[-1] - first_six[0] < 0.15
+    assert first_six[-1] - first_six[0] < BUSY_PREFERRING / 2
 
 
 def test_with_a_delay_alone_a_batch_runs_when_it_is_full_or_due(stub):
@@ -119,12 +121,12 @@ def test_without_a_configuration_an_idle_server_waits_for_nobody_and_a_busy_one_
     before = model.batches()
     running = model.occupy()
     waiting = [model.send(size) for size in (1, 2, 1, 3, 1)]
-    assert running.answer().seconds < 0.6  # its own 0.3 s
+    assert running.answer().seconds < 1.9 * BUSY  # its own
     assert all(pending.answer().code == OK for pending in waiting)
     after = model.batches()
     ran = {size: after[size] - before.get(size, 0) for size in after}
     assert ran == {1: 1, 8: 1}
-    assert max(pending.answer().seconds for pending in waiting) < 1.2
+    assert max(pending.answer().seconds for pending in waiting) < 2.9 * BUSY
 
 
 def test_a_batched_answer_is_the_one_that_a_request_gets_alone(stub, digits):
@@ -148,8 +150,8 @@ def test_with_preserved_ordering_several_instances_answer_everything(stub):
     began = time.monotonic()
     pending = [model.send() for _ in range(12)]
     assert [one.answer().code for one in pending] == [OK] * 12
-    # One instance would need 12 times 20 ms; that answers keep their order is a unit test.
-    assert time.monotonic() - began < 0.2
+    # One instance would need 12 times as long; that answers keep their order is a unit test.
+    assert time.monotonic() - began < 11 * ORDERED
 
 
 def test_only_allowed_sizes_are_run(stub, digits):

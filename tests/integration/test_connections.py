@@ -50,11 +50,11 @@ def test_a_connection_above_its_age_is_renewed_and_no_request_fails(repository):
             states: list[grpc.ChannelConnectivity] = []
             channel.subscribe(states.append, try_to_connect=True)
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            end = time.monotonic() + 4
-            while time.monotonic() < end:
-                assert stub.ModelInfer(request(1, 4), timeout=10).outputs
+            began = time.monotonic()
+            while time.monotonic() < began + 4 or states.count(grpc.ChannelConnectivity.READY) < 3:
+                assert stub.ModelInfer(request(1, 4), timeout=60).outputs
+                assert time.monotonic() < began + 60, states
                 time.sleep(0.002)
-            assert states.count(grpc.ChannelConnectivity.READY) >= 3, states
 
 
 def test_a_stream_is_ended_after_the_grace_of_its_connection(repository):
@@ -74,7 +74,7 @@ def test_a_stream_is_ended_after_the_grace_of_its_connection(repository):
                 next(call)
             done.set()
             assert error.value.code() == Code.UNAVAILABLE
-            assert stub.ModelInfer(request(1, 4), timeout=10).outputs
+            assert stub.ModelInfer(request(1, 4), timeout=60).outputs
 
 
 @pytest.mark.parametrize("on_stream", [False, True])
@@ -155,5 +155,5 @@ def test_a_full_queue_says_when_to_come_back(repository, flag, code):
 )
 def test_a_flag_that_cannot_be_meant_is_refused(repository, flag):
     server = serve(repository, 4, 1, flag)
-    assert server.spawn().wait(30) == 2
+    assert server.spawn().wait(60) == 2
     assert flag.split("=")[0] in server.log() and "expected" in server.log()

@@ -15,6 +15,7 @@ import espalier
 import harness
 import numpy as np
 import pytest
+import serving
 
 NAME = "mnist_block16"
 BY_VERSION = frozenset({"model", "version"})
@@ -47,7 +48,7 @@ SLOW = """
 
 
 def text_of(server: harness.Espalierd, path: str) -> str:
-    with urllib.request.urlopen(f"{server.metrics_url}{path}", timeout=10) as response:
+    with urllib.request.urlopen(f"{server.metrics_url}{path}", timeout=60) as response:
         return response.read().decode()
 
 
@@ -139,7 +140,7 @@ def test_triton_counters_count_what_happens(server, digits):
 
 
 def test_refusals_are_counted_by_reason_and_pending_stays_below_its_cap(repository, digits):
-    with harness.Espalierd(slow_models(repository, delay=400, queue=2)) as server:
+    with harness.Espalierd(slow_models(repository, delay=1000, queue=2)) as server:
         seen = []
         done = threading.Event()
 
@@ -166,7 +167,7 @@ def test_refusals_are_counted_by_reason_and_pending_stays_below_its_cap(reposito
 
 
 def test_pending_is_told_by_priority_where_a_model_has_levels(repository, digits):
-    models = slow_models(repository, delay=600, more="priority_levels: 3 default_priority_level: 2")
+    models = slow_models(repository, delay=1000, more="priority_levels: 3 default_priority_level: 2")
     by_level = {"model": NAME, "version": "1"}
     with harness.Espalierd(models) as server, espalier.Client(server.url) as client:
         threads = [
@@ -177,19 +178,20 @@ def test_pending_is_told_by_priority_where_a_model_has_levels(repository, digits
             )
             for level in (1, 1, 3, 0, 0)
         ]
+        samples = {}
+
+        def pending() -> list[float]:
+            samples.update(scrape(server))
+            of_level = "espalier_queue_priority_pending"
+            return [value(samples, of_level, **by_level, priority=str(n)) for n in (1, 2, 3)]
+
         for thread in threads:
             thread.start()
-            time.sleep(0.05)
-        samples = scrape(server)
+        serving.eventually(lambda: pending() == [1, 2, 1])  # the first runs
+        assert value(samples, "espalier_queue_pending", **by_level) == 4
         for thread in threads:
             thread.join()
         after = scrape(server)
-    seen = [
-        value(samples, "espalier_queue_priority_pending", **by_level, priority=str(level))
-        for level in (1, 2, 3)
-    ]
-    assert seen == [1, 2, 1], "the first runs"
-    assert value(samples, "espalier_queue_pending", **by_level) == 4
     assert value(after, "espalier_queue_pending", **by_level) == 0
 
 
@@ -203,7 +205,7 @@ def test_limits_on_what_is_in_flight_are_shown_with_what_they_refuse(
 ):
     """An image is 3,136 bytes, so two of them fit into 8,000."""
     limits = (f"--max_requests_in_flight={requests}", f"--max_request_bytes_in_flight={size}")
-    with harness.Espalierd(slow_models(repository, delay=400), *limits) as server:
+    with harness.Espalierd(slow_models(repository, delay=1000), *limits) as server:
         outcomes = ask_at_once(server, digits.images[:1], 5)
         samples = scrape(server)
     assert value(samples, "espalier_requests_in_flight_limit") == requests
@@ -223,8 +225,8 @@ def test_idle_connections_do_not_keep_prometheus_out(server):
     with contextlib.ExitStack() as idle:
         for _ in range(30):
             idle.enter_context(socket.create_connection((host, int(port))))
-        # With a thread too few for all of them, the scrape waits until the first are timed out.
-        with urllib.request.urlopen(f"{server.metrics_url}/metrics", timeout=2) as response:
+        # With a thread too few for all of them, the scrape waits until the first are timed out, a second.
+        with urllib.request.urlopen(f"{server.metrics_url}/metrics", timeout=20) as response:
             assert b"espalier_build_info" in response.read()
 
 
@@ -246,13 +248,15 @@ def test_batch_sizes_are_a_histogram_of_executions(repository, digits):
 
 
 def test_process_and_build_are_described(server):
+    def difference() -> float:
+        files = len(os.listdir(f"/proc/{server.process.pid}/fd"))
+        return abs(value(scrape(server), "process_open_fds") - files)
+
+    serving.eventually(lambda: difference() <= 3)  # connections of other tests may be ending
     samples = scrape(server)
-    status = pathlib.Path(f"/proc/{server.process.pid}/status").read_text()
-    resident = int(next(line for line in status.splitlines() if "VmRSS" in line).split()[1]) * 1024
+    resident = serving.resident_bytes(server)
     assert value(samples, "process_resident_memory_bytes") == pytest.approx(resident, rel=0.2)
     assert value(samples, "process_threads") > 1
-    files = len(os.listdir(f"/proc/{server.process.pid}/fd"))
-    assert abs(value(samples, "process_open_fds") - files) <= 3
     assert value(samples, "process_cpu_seconds_total") > 0
     started = pathlib.Path(f"/proc/{server.process.pid}").stat().st_mtime
     assert value(samples, "process_start_time_seconds") == pytest.approx(started, abs=60)

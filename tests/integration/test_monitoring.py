@@ -10,7 +10,6 @@ import math
 import pathlib
 import re
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -48,19 +47,13 @@ class Prometheus:
 
     def get(self, path: str, **parameters: str) -> dict:
         query = urllib.parse.urlencode(parameters)
-        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=10) as response:
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=60) as response:
             answer = json.load(response)
         assert answer["status"] == "success", answer
         return answer["data"]
 
     def query(self, expression: str) -> list[float]:
         return [float(row["value"][1]) for row in self.get("query", query=expression)["result"]]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def configure(folder: pathlib.Path, server: harness.Espalierd) -> pathlib.Path:
@@ -140,7 +133,7 @@ def monitored(tmp_path_factory, digits) -> Iterator[Prometheus]:
     (model / "config.pbtxt").write_text(CONFIG)
     updates_flags = ("--update_address=127.0.0.1:0", "--allow_unsigned_updates")
     with harness.Espalierd(folder / "models", *updates_flags, state_dir=folder / "state") as server:
-        port = free_port()
+        (port,) = harness.free_ports(1)
         prometheus = Prometheus(f"http://127.0.0.1:{port}")
         process = subprocess.Popen(
             [
@@ -165,12 +158,12 @@ def monitored(tmp_path_factory, digits) -> Iterator[Prometheus]:
             traffic.join()
             updating.join()
             process.terminate()
-            process.wait(30)
+            process.wait(60)
 
 
 def await_scrapes(prometheus: Prometheus, process: subprocess.Popen, log: pathlib.Path) -> None:
     """Until every rate over 5 s has data: some 10 scrapes."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()
         try:

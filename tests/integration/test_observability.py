@@ -26,7 +26,7 @@ BIAS_BYTES = 4 * (512 + 512 + 10)
 
 def scrape(server: harness.Espalierd) -> dict[tuple, float]:
     """Returns every sample by (name, labels), as Prometheus' parser reads them."""
-    with urllib.request.urlopen(f"{server.metrics_url}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"{server.metrics_url}/metrics", timeout=60) as response:
         assert response.headers["Content-Type"].startswith("text/plain")
         text = response.read().decode()
     return {
@@ -127,7 +127,7 @@ def test_names_from_requests_never_become_labels(server, client, digits):
 
 def test_other_paths_are_not_found(server):
     with pytest.raises(urllib.error.HTTPError) as error:
-        urllib.request.urlopen(f"{server.metrics_url}/nothing", timeout=10)
+        urllib.request.urlopen(f"{server.metrics_url}/nothing", timeout=60)
     assert error.value.code == 404
 
 
@@ -135,22 +135,22 @@ def test_health_check_by_service(server):
     with grpc.insecure_channel(server.url) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         for service in ("", SERVICE):
-            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=60)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.RpcError) as error:
-            stub.Check(health_pb2.HealthCheckRequest(service="nothing"), timeout=10)
+            stub.Check(health_pb2.HealthCheckRequest(service="nothing"), timeout=60)
         assert error.value.code() == grpc.StatusCode.NOT_FOUND
 
 
 def test_health_watch_sees_the_drain():
     with harness.Espalierd(harness.MODELS) as server, grpc.insecure_channel(server.url) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(
-            health_pb2.HealthCheckRequest(), timeout=30
+            health_pb2.HealthCheckRequest(), timeout=60
         )
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         server.process.terminate()
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        assert server.process.wait(30) == 0, "a watcher does not hold up the drain"
+        assert server.process.wait(60) == 0, "a watcher does not hold up the drain"
 
 
 def test_reflection_describes_the_services(server):
@@ -170,7 +170,7 @@ def test_json_logs_parse_line_by_line(repository):
             with pytest.raises(espalier.InferenceError):
                 client.infer('quote"\n', {"x": [1.0]})
         server.process.terminate()
-        server.process.wait(30)
+        server.process.wait(60)
         events = [json.loads(line) for line in server.log().splitlines()]
     assert all({"time", "level", "event"} <= set(event) for event in events)
     by_event = {event["event"]: event for event in events}

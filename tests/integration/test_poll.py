@@ -57,7 +57,9 @@ def test_touching_and_copying_anew_load_nothing(polled, tmp_path):
     os.utime(models / "m/1/model.onnx")
     shutil.copy(models / "m/1/model.onnx", tmp_path / "copy")
     os.replace(tmp_path / "copy", models / "m/1/model.onnx")
-    serving.write(models / "late/1/model.onnx", serving.scaling_model(2))
+    # At once: a look may come between the folder and the file.
+    serving.write(tmp_path / "late/1/model.onnx", serving.scaling_model(2))
+    os.rename(tmp_path / "late", models / "late")
     serving.eventually(lambda: answers(client, "late", 2))  # so a look has happened
     loads = [line for line in server.log().splitlines() if "model loading" in line]
     assert len(loads) == 2, loads
@@ -75,15 +77,18 @@ def test_a_repository_that_goes_away_takes_nothing_with_it(polled):
     assert server.log().count("repository cannot be looked at") == 1
 
 
-def test_a_half_copied_file_is_loaded_when_it_is_complete(polled):
+def test_a_half_copied_file_is_loaded_when_it_is_complete(polled, tmp_path):
     server, client, models = polled
     whole = serving.scaling_model(8)
     with serving.Traffic(server.url, "m", threads=2) as traffic:
-        serving.write(models / "m/2/model.onnx", whole[: len(whole) // 2])
+        # A look may come between the folder and the file, and is to find this half.
+        serving.write(tmp_path / "half/model.onnx", whole[: len(whole) // 2])
+        os.rename(tmp_path / "half", models / "m/2")
         serving.eventually(lambda: states(client).get(("m", "2"), ("",))[0] == "UNAVAILABLE")
         assert "model.onnx" in states(client)["m", "2"][1]
         assert serving.factor_of(client, "m") == 1, "the old version serves"
-        serving.write(models / "m/2/model.onnx", whole)
+        with (models / "m/2/model.onnx").open("ab") as file:
+            file.write(whole[len(whole) // 2 :])
         serving.eventually(lambda: answers(client, "m", 8))
     assert traffic.errors == []
     assert server.log().count("model not loaded") == 1, "the same half is not tried again"

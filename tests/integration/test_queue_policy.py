@@ -11,15 +11,15 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 Code = grpc.StatusCode
-BUSY = 0.5  # seconds of an execution
-LATE = 0.05  # what an answer may come late
+BUSY = 1.2  # seconds of an execution
+LATE = 0.4  # what an answer may come late, on a busy machine
 CONFIGS = {
     "rejecting": "max_batch_size: 1 dynamic_batching { default_queue_policy {"
     " max_queue_size: 3 allow_timeout_override: true } }",
     "timing": "max_batch_size: 1 dynamic_batching { default_queue_policy {"
     " default_timeout_microseconds: 100000 } }",
     "overriding": "max_batch_size: 1 dynamic_batching { default_queue_policy {"
-    " default_timeout_microseconds: 200000 allow_timeout_override: true } }",
+    " default_timeout_microseconds: 500000 allow_timeout_override: true } }",
     "delaying": "max_batch_size: 1 dynamic_batching { default_queue_policy {"
     " timeout_action: DELAY allow_timeout_override: true } }",
     # More than 32 bits of levels.
@@ -93,8 +93,8 @@ def test_an_expired_request_is_answered_while_the_model_is_busy(stub):
     [
         ("rejecting", 100_000, 0.1),  # the default is none
         ("overriding", 100_000, 0.1),
-        ("overriding", 0, 0.2),
-        ("overriding", 60_000_000, 0.2),  # longer than the default is not accepted
+        ("overriding", 0, 0.5),
+        ("overriding", 60_000_000, 0.5),  # longer than the default is not accepted
         ("timing", 50_000, 0.1),  # not allowed
     ],
 )
@@ -104,6 +104,7 @@ def test_a_request_may_shorten_its_time_where_that_is_allowed(stub, name, asked,
     answer = model.send(timeout=asked).answer()
     assert answer.code == Code.UNAVAILABLE, answer
     assert waits <= answer.seconds < late(waits)
+    assert not running.call.done()
     assert running.answer().code == Code.OK
 
 
@@ -122,10 +123,10 @@ def test_a_higher_priority_overtakes(stub):
     model = batching.Model(stub, "prioritised")
     running = model.occupy()
     low = model.send(priority=2**33)
-    time.sleep(0.02)
+    time.sleep(0.1)
     middle = model.send()
     out_of_range = model.send(priority=2**40)  # means the default
-    time.sleep(0.02)
+    time.sleep(0.1)
     high = model.send(priority=1)
     order = sorted(
         [("low", low), ("middle", middle), ("range", out_of_range), ("high", high)],
@@ -140,7 +141,7 @@ def test_a_level_has_its_own_queue_size(stub):
     model = batching.Model(stub, "prioritised")
     running = model.occupy()
     waits = model.send(priority=2**33)
-    time.sleep(0.02)
+    time.sleep(0.2)
     refused = model.send(priority=2**33).answer()
     other = model.send(priority=2**32)
     assert refused.code == Code.UNAVAILABLE
@@ -153,7 +154,7 @@ def test_a_cancelled_request_leaves_the_queue_and_is_never_executed(stub):
     executed, failed = model.statistics().execution_count, failures(model)
     running = model.occupy()
     waiting = [model.send() for _ in range(3)]
-    time.sleep(0.05)
+    time.sleep(0.2)  # until the server has them
     for pending in waiting:
         pending.call.cancel()
     deadline = time.monotonic() + BUSY / 2
@@ -170,9 +171,9 @@ def test_a_deadline_in_the_queue_is_never_executed(stub):
     model = batching.Model(stub, "rejecting")
     executed, failed = model.statistics().execution_count, failures(model)
     running = model.occupy()
-    answer = model.send(deadline=0.1).answer()
+    answer = model.send(deadline=0.3).answer()  # by when the server has it
     assert answer.code == Code.DEADLINE_EXCEEDED
-    assert answer.seconds < late(0.1)
+    assert answer.seconds < late(0.3)
     deadline = time.monotonic() + BUSY / 2
     while failures(model) < failed + 1:
         assert time.monotonic() < deadline, "not taken out while the model was busy"

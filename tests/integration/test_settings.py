@@ -39,7 +39,7 @@ def settings_of(client, model: str | None = None) -> dict[str, list[str]]:
 
 
 def eventually(holds: Callable[[], bool]) -> bool:
-    for _ in range(100):
+    for _ in range(1200):
         if holds():
             return True
         time.sleep(0.05)
@@ -48,7 +48,7 @@ def eventually(holds: Callable[[], bool]) -> bool:
 
 def read(file: pathlib.Path) -> list[dict]:
     """The array in a trace file; it is whole whenever it is read between two writes."""
-    for _ in range(100):
+    for _ in range(6000):
         try:
             return json.loads(file.read_text()) if file.read_text() else []
         except json.JSONDecodeError:
@@ -139,7 +139,7 @@ def test_the_count_ends_tracing_and_files_are_numbered(traced):
     )
     infer(client, count=20)
     server.process.terminate()
-    assert server.process.wait(30) == 0
+    assert server.process.wait(60) == 0
     lengths = [len(read(file.with_name(f"{file.name}.{i}"))) for i in range(3)]
     assert lengths == [4, 4, 2]
     assert not file.with_name(f"{file.name}.3").exists()
@@ -178,7 +178,7 @@ def test_without_a_file_nothing_can_be_traced(server):
 
 def test_a_trace_file_that_cannot_be_written_is_found_out_at_the_start(tmp_path):
     server = harness.Espalierd(harness.MODELS, f"--trace_file={tmp_path}/none/trace.json")
-    assert server.spawn().wait(30) == 1
+    assert server.spawn().wait(60) == 1
     assert "--trace_file" in server.log() and "No such file" in server.log()
 
 

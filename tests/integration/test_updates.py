@@ -58,7 +58,7 @@ def infer(server, model):
 
 def metrics(server, name: str) -> dict[tuple[str, ...], float]:
     """Samples of a metric by their labels' values."""
-    text = urlopen(f"{server.metrics_url}/metrics", timeout=10).read().decode()
+    text = urlopen(f"{server.metrics_url}/metrics", timeout=60).read().decode()
     return {
         tuple(sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
@@ -191,7 +191,7 @@ def test_watching_tells_every_change_in_order(trained, server):
         client.rollback("digits", reason="no good")
         serials = []
         with pytest.raises(espalier.InferenceError) as error:
-            for event in client.watch(timeout=1):
+            for event in client.watch(timeout=3):
                 serials.append(event.serial)
         assert error.value.code == grpc.StatusCode.DEADLINE_EXCEEDED
         assert serials == sorted(set(serials)) and serials
@@ -374,7 +374,7 @@ def test_a_delta_in_the_repositorys_folder_is_taken_like_a_push(tmp_path):
     ) as server:
         for version, delta in model.deltas.items():
             (folder / f"{version}.espd").write_bytes(delta.read_bytes())
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             while infer(server, model)[0] != version:
                 assert time.monotonic() < deadline, server.log()
                 time.sleep(0.05)
@@ -438,7 +438,7 @@ def test_flags_that_make_no_sense_say_what_to_do(trained, tmp_path, flags, text)
         flags = [flag.replace(word, value) for flag in flags]
     server = harness.Espalierd(folder / "models", *flags)
     process = server.spawn()
-    assert process.wait(30) in (1, 2)
+    assert process.wait(60) in (1, 2)
     assert text in server.log(), server.log()
 
 
@@ -454,7 +454,7 @@ def test_inference_does_not_wait_for_a_push_that_hangs(trained, server):
                 "PushHeader", model="digits", sha256=digest_of(content), bytes=len(content)
             ),
         )
-        release.wait(30)
+        release.wait(120)
 
     threads = [
         threading.Thread(target=lambda: swallow(server.update_url, slow())) for _ in range(8)
@@ -463,7 +463,7 @@ def test_inference_does_not_wait_for_a_push_that_hangs(trained, server):
         thread.start()
     with espalier.Client(server.url) as client:
         for _ in range(50):
-            client.infer(model.name, model.inputs, timeout=5)
+            client.infer(model.name, model.inputs, timeout=30)
         assert client.is_ready()
     release.set()
     for thread in threads:

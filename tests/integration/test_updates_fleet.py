@@ -3,12 +3,9 @@ servers die at every place where that matters."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import time
 
@@ -22,25 +19,13 @@ from espalier import _wire, updates
 Code = grpc.StatusCode
 
 
-def free_ports(count: int) -> list[int]:
-    """Of those that Linux does not give to whoever asks for any: a server that is down keeps its own."""
-    with contextlib.ExitStack() as stack:
-        probes = []
-        for port in random.sample(range(20000, 32000), 100):
-            with contextlib.suppress(OSError):
-                probes.append(stack.enter_context(socket.create_server(("127.0.0.1", port))))
-            if len(probes) == count:
-                break
-        return [probe.getsockname()[1] for probe in probes]
-
-
 class Fleet:
     """Three servers of one repository, each with a state of its own, on ports that stay theirs."""
 
     def __init__(self, folder) -> None:
         self.folder = folder
         self.model = updating.train(folder, "digits", steps=3)
-        self.ports = free_ports(3)
+        self.ports = harness.free_ports(3)
         self.urls = [f"127.0.0.1:{port}" for port in self.ports]
         self.servers: dict[int, harness.Espalierd] = {}
         for i in range(3):
@@ -75,7 +60,7 @@ class Fleet:
             for i in range(3)
         ]
 
-    def await_serving(self, expected: list[int | None], seconds: float = 30) -> None:
+    def await_serving(self, expected: list[int | None], seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
         while (now := self.serving()) != expected:
             assert time.monotonic() < deadline, now
@@ -196,7 +181,7 @@ def test_a_server_that_died_before_the_commit_is_on_the_fleets_version_before_it
     identity, proxy = fleet.push_and_kill_the_client(b"/DecideTransaction", at=0)
     fleet.kill(2)
     decide(fleet.urls[0], identity, commit=True)
-    fleet.await_serving([2, 2, None], seconds=60)
+    fleet.await_serving([2, 2, None])
     server = fleet.spawn(2)
     seen = []
     with server:
@@ -214,9 +199,9 @@ def test_an_undecided_transaction_is_aborted_by_the_first_when_it_expires(fleet)
     identity = os.urandom(16).hex()
     third = staged(fleet, 3)
     for i, url in enumerate(fleet.urls):
-        prepare(url, identity, third, fleet.urls, i, expires=time.time() + 3)
+        prepare(url, identity, third, fleet.urls, i, expires=time.time() + 6)
     assert fleet.serving() == [2, 2, 2]
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while {state_of(url, identity) for url in fleet.urls} != {"ABORTED"}:
         assert time.monotonic() < deadline
         time.sleep(0.2)
@@ -244,7 +229,7 @@ def test_undecided_servers_survive_a_restart_and_wait(fleet):
 def test_a_server_that_joins_late_is_on_the_fleets_version_before_it_is_ready(fleet):
     for version in (2, 3):
         fleet.push(version)
-    nobody = f"127.0.0.1:{free_ports(1)[0]}"
+    nobody = f"127.0.0.1:{harness.free_ports(1)[0]}"
 
     def late():
         return updating.serve(
@@ -316,7 +301,7 @@ def call(url: str, method: str, request):
                 f"{method}Response", _wire.UPDATE_PACKAGE
             ).FromString,
         )
-        return send(request, timeout=30)
+        return send(request, timeout=60)
 
 
 def prepare(url, identity, version, participants, self, expires, change=None) -> None:

@@ -53,11 +53,11 @@ class Load:
 
     def wait_for(self, version: int) -> None:
         """Waits until a version has answered."""
-        for _ in range(3000):
+        for _ in range(12000):
             if version in self.versions():
                 return
             self._done.wait(0.01)
-        raise AssertionError(f"version {version} did not answer within 30 s")
+        raise AssertionError(f"version {version} did not answer within two minutes")
 
     def _ask(self, question: int) -> None:
         with espalier.Client(self._url) as client:

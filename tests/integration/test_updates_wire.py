@@ -62,7 +62,7 @@ def roll_back_raw(stage, authorization: str, **options) -> None:
         method(
             updating.new("RollbackRequest", model="digits").SerializeToString(),
             metadata=(("authorization", authorization),),
-            timeout=10,
+            timeout=60,
         )
 
 
@@ -249,7 +249,7 @@ def test_deltas_from_versions_that_are_not_here(stage, refuses):
             )
             request = updating.new("FetchDeltasRequest", model="digits", from_version=version)
             metadata = (("authorization", f"Bearer {updating.TOKEN}"),)
-            list(method(request.SerializeToString(), metadata=metadata, timeout=10))
+            list(method(request.SerializeToString(), metadata=metadata, timeout=60))
 
     refuses(Code.INVALID_ARGUMENT, "above zero", lambda: fetch(0))
     refuses(Code.NOT_FOUND, "77", lambda: fetch(77))
@@ -264,34 +264,32 @@ def test_packed_messages_are_not_unpacked(stage, refuses):
 
 
 def held(stage, sha256: bytes, release: threading.Event, started: threading.Event):
-    """A push that sends its header, and waits."""
+    """A push that sends its header, which the server has then, and waits."""
 
     def requests():
         yield updating.new(
             "PushDeltaRequest",
             header=updating.new("PushHeader", model="other", sha256=sha256, bytes=100),
         )
-        started.set()
-        release.wait(60)
+        release.wait(110)
 
     errors = []
 
     def run():
         try:
-            updating.stream(stage.url, requests())
+            updating.stream(stage.url, requests(), on_answer=started.set)
         except grpc.RpcError as error:
             errors.append((error.code(), error.details()))
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(60)
     return thread, errors
 
 
 def test_more_pushes_at_once_than_may_be(stage, refuses):
     release = threading.Event()
     pushes = [held(stage, bytes([i]) * 32, release, threading.Event()) for i in range(8)]
-    time.sleep(0.3)  # until the server has them
     refuses(
         Code.RESOURCE_EXHAUSTED,
         "at most 8",
@@ -308,13 +306,12 @@ def test_a_second_push_of_a_file_takes_over_and_the_first_is_told(stage):
     release, started = threading.Event(), threading.Event()
     sha256 = hashlib.sha256(b"both").digest()
     thread, errors = held(stage, sha256, release, started)
-    time.sleep(0.3)
     again, more = held(stage, sha256, release, threading.Event())
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert errors == [(Code.ABORTED, "another push of the same file took over")]
     release.set()
-    again.join(10)
+    again.join(60)
     assert more[0][0] == Code.INVALID_ARGUMENT and "after 0 of 100 bytes" in more[0][1]
     assert stage.facts() == stage.before
 

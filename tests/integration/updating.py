@@ -184,7 +184,9 @@ def new(message: str, **fields):
     return _wire.new_update(message, **fields)
 
 
-def stream(url: str, requests: list, token: str | None = TOKEN, timeout: float = 60):
+def stream(
+    url: str, requests: list, token: str | None = TOKEN, timeout: float = 120, on_answer=None
+):
     """Sends messages (or raw bytes) on one PushDelta, each when it likes; returns the last answer."""
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
     with grpc.insecure_channel(url, [("grpc.max_send_message_length", -1)]) as channel:
@@ -195,8 +197,11 @@ def stream(url: str, requests: list, token: str | None = TOKEN, timeout: float =
                 "PushDeltaResponse", _wire.UPDATE_PACKAGE
             ).FromString,
         )
-        answers = list(method(iter(requests), metadata=metadata, timeout=timeout))
-    return answers[-1]
+        last = None
+        for last in method(iter(requests), metadata=metadata, timeout=timeout):
+            if on_answer:
+                on_answer()
+    return last
 
 
 class Proxy:
