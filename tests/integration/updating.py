@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import pathlib
@@ -217,10 +218,13 @@ class Proxy:
         self.stop_at = b""  # bytes that are not let through to the server, nor what comes after
         self.stopped = threading.Event()  # that they came
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._acceptor = threading.Thread(target=self._accept, daemon=True)
+        self._acceptor.start()
 
     def close(self) -> None:
         """Ends everything."""
+        self._cut([self._listener])
+        self._acceptor.join()
         self._listener.close()
         for pair in self._pairs:
             self._cut(pair)
@@ -229,18 +233,29 @@ class Proxy:
         while True:
             try:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(self._target)
             except OSError:
                 return
+            try:
+                server = socket.create_connection(self._target)
+            except OSError:
+                client.close()
+                continue
             limit = self.cuts.pop(0) if self.cuts else None
             pair = (client, server)
             self._pairs.append(pair)
-            threading.Thread(
-                target=self._pump, args=[client, server, pair, limit], daemon=True
-            ).start()
-            threading.Thread(
-                target=self._pump, args=[server, client, pair, None, False], daemon=True
-            ).start()
+            threading.Thread(target=self._join, args=[pair, limit], daemon=True).start()
+
+    def _join(self, pair, limit) -> None:
+        client, server = pair
+        back = threading.Thread(
+            target=self._pump, args=[server, client, pair, None, False], daemon=True
+        )
+        back.start()
+        self._pump(client, server, pair, limit)
+        back.join()
+        # Not while one of the two may still read: the number of a closed socket is the next connection's.
+        for end in pair:
+            end.close()
 
     def _pump(self, source, sink, pair, limit, counts=True) -> None:
         passed = 0
@@ -264,8 +279,5 @@ class Proxy:
     @staticmethod
     def _cut(pair) -> None:
         for end in pair:
-            try:
+            with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-            end.close()
