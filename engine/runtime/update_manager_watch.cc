@@ -46,10 +46,12 @@ void UpdateManager::JudgeProbations() {
   for (const LinePtr& line : Lines()) {
     auto opened = Open(line->model());
     if (!opened.ok()) continue;
-    const updates::StoreState state = opened->store->List();
     OnProbation probation;
     {
+      // An activation notes its terms under the lock, after the store has it: they are not to be taken for those of what
+      // the store had before.
       const std::lock_guard lock(mutex_);
+      const updates::StoreState state = opened->store->List();
       const auto place = probations_.find(line->model());
       const bool judged = place != probations_.end() && place->second.version == state.active;
       if (state.confirmed) {
