@@ -5,13 +5,15 @@
 //   kSharedX        (128-row blocks) a tile is one block row times kTokens tokens, 64 of the rows a warpgroup;
 //   kTwin           (64-row blocks) each warpgroup has a tile of kTokens, a producer and a ring of its own, so that one
 //                   multiplies while the other is in its epilogue: for layers with few blocks a row.
+// Of tiles of 64 tokens two thread blocks fit a multiprocessor, to the same end.
 // The product comes out transposed (outputs × tokens)
 // because wgmma's 64-row operand must be the weights; stmatrix turns it on its way to shared memory, from where the copy
 // engine stores it while the next tile is already being multiplied. What bounds the kernel is the L2 → SM traffic of x,
 // tokens · panels · 128 bytes, which is why a tile has as many tokens as accumulators and shared memory allow.
 //
 // H200, 10,240³, 90 %: with stores straight from registers 482 µs (b = 64) and 414 µs (b = 128), of which the tensor
-// cores sat out the epilogues; x traffic alone takes 375 and 190 µs at 9 TB/s.
+// cores sat out the epilogues; x traffic alone takes 375 and 190 µs at 9 TB/s. 768 → 3072 at 90 %, 1,576 tokens: two
+// thread blocks of 64-token tiles 9.3 µs, the next best form 10.0.
 #include "kernels/cuda/block_image.h"
 #include "kernels/cuda/device/epilogue.cuh"
 #include "kernels/cuda/device/launch.cuh"
@@ -29,14 +31,16 @@ constexpr int kRowBytes = kPanelColumns * 2;
 constexpr int kConsumerWarps = 8;
 constexpr int kThreads =
     32 * (kConsumerWarps + 4);  // the producer's warpgroup exists to give its registers away
-// 128 · 40 + 256 · 232 = 384 · 168, what a thread block of 384 threads is launched with.
+// Of one thread block a multiprocessor 128 · 40 + 256 · 232 = 384 · 168, of two 128 · 40 + 256 · 96 < 384 · 80: what a
+// thread block of 384 threads is launched with.
 constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
-constexpr int kSharedLimit = 227 * 1024;
+constexpr int ConsumerRegisters(int resident) { return resident == 1 ? 232 : 96; }
+constexpr int SharedLimit(int resident) { return (228 / resident - 1) * 1024; }
 
 enum class Mode { kSharedWeights, kSharedX, kTwin };
 
-template <Mode kMode, int kTokens>
+// kResident: thread blocks a multiprocessor.
+template <Mode kMode, int kTokens, int kResident>
 struct Tile {
   static constexpr int kRows = kMode == Mode::kSharedX ? 128 : 64;
   static constexpr int kTileTokens = kMode == Mode::kSharedWeights ? 2 * kTokens : kTokens;
@@ -49,7 +53,7 @@ struct Tile {
   // many products that they do not need it.
   static constexpr int kBuffers = kTokens > 128 ? 1 : 2;
   static constexpr int kFixedBytes = 2 * kBuffers * kOutputBytes + 2 * kImageAlignment;
-  static constexpr int kFitting = (kSharedLimit - kFixedBytes) / (kStageBytes * kRings);
+  static constexpr int kFitting = (SharedLimit(kResident) - kFixedBytes) / (kStageBytes * kRings);
   static constexpr int kStages = kFitting < 8 ? kFitting : 8;  // a ring
   static constexpr int kRingBytes = kStages * kStageBytes;
   static constexpr int kSharedBytes = kRings * kRingBytes + kFixedBytes;
@@ -79,10 +83,10 @@ struct Worker {
   int index, count;
 };
 
-template <typename T, Mode kMode, int kTokens>
+template <typename T, Mode kMode, int kTokens, int kResident>
 __device__ __forceinline__ void Produce(const CUtensorMap* x_map, const Params<T>& params,
                                         Worker worker, uint32_t stages, RingBarriers barriers) {
-  using Tile = Tile<kMode, kTokens>;
+  using Tile = Tile<kMode, kTokens, kResident>;
   const int lane = threadIdx.x % 32;
   RingPosition<Tile::kStages> ring;
   int tile = TileOf(0, params.tiles, worker.index, worker.count);
@@ -126,11 +130,11 @@ __device__ __forceinline__ void Produce(const CUtensorMap* x_map, const Params<T
   }
 }
 
-template <typename T, Mode kMode, int kTokens>
+template <typename T, Mode kMode, int kTokens, int kResident>
 __device__ __forceinline__ void Consume(const CUtensorMap* y_map, const Params<T>& params,
                                         Worker worker, uint32_t stages, uint32_t staging,
                                         RingBarriers barriers) {
-  using Tile = Tile<kMode, kTokens>;
+  using Tile = Tile<kMode, kTokens, kResident>;
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const bool stores = threadIdx.x % 128 == 0;
   // Which half of the tile is this warpgroup's own.
@@ -200,11 +204,11 @@ __device__ __forceinline__ void Consume(const CUtensorMap* y_map, const Params<T
   if (stores) WaitStores<0>();
 }
 
-template <typename T, Mode kMode, int kTokens>
-__global__ void __launch_bounds__(kThreads, 1)
+template <typename T, Mode kMode, int kTokens, int kResident>
+__global__ void __launch_bounds__(kThreads, kResident)
     BlockSlabKernel(const __grid_constant__ CUtensorMap x_map,
                     const __grid_constant__ CUtensorMap y_map, const Params<T> params) {
-  using Tile = Tile<kMode, kTokens>;
+  using Tile = Tile<kMode, kTokens, kResident>;
   extern __shared__ char shared[];
   const uint32_t rings =
       (SharedAddress(shared) + kImageAlignment - 1) / kImageAlignment * kImageAlignment;
@@ -231,21 +235,21 @@ __global__ void __launch_bounds__(kThreads, 1)
     ShrinkRegisters<kProducerRegisters>();
     const int ring = threadIdx.x / 32 - kConsumerWarps;
     if (ring < Tile::kRings) {
-      Produce<T, kMode, kTokens>(&x_map, params, worker_of(ring), rings + ring * Tile::kRingBytes,
-                                 barriers_of(ring));
+      Produce<T, kMode, kTokens, kResident>(&x_map, params, worker_of(ring),
+                                            rings + ring * Tile::kRingBytes, barriers_of(ring));
     }
   } else {
-    GrowRegisters<kConsumerRegisters>();
+    GrowRegisters<ConsumerRegisters(kResident)>();
     const int warpgroup = threadIdx.x / 128, ring = kMode == Mode::kTwin ? warpgroup : 0;
-    Consume<T, kMode, kTokens>(&y_map, params, worker_of(ring), rings + ring * Tile::kRingBytes,
-                               staging + warpgroup * Tile::kBuffers * Tile::kOutputBytes,
-                               barriers_of(ring));
+    Consume<T, kMode, kTokens, kResident>(
+        &y_map, params, worker_of(ring), rings + ring * Tile::kRingBytes,
+        staging + warpgroup * Tile::kBuffers * Tile::kOutputBytes, barriers_of(ring));
   }
 }
 
-template <typename T, Mode kMode, int kTokens>
+template <typename T, Mode kMode, int kTokens, int kResident>
 KernelStatus RunShape(const KernelContext& ctx, const LinearArgs& args) {
-  using Tile = Tile<kMode, kTokens>;
+  using Tile = Tile<kMode, kTokens, kResident>;
   const BlockImage image = BlockImageOf(args.weight);
   CUtensorMap x_map, y_map;
   KernelStatus status = MakeTensorMap(&x_map, args.io_dtype, args.x, args.tokens, args.weight.in,
@@ -268,15 +272,17 @@ KernelStatus RunShape(const KernelContext& ctx, const LinearArgs& args) {
                          args.weight.out < args.weight.in,
                          OutputOf<T>(args)};
   const int64_t wanted = (tiles + Tile::kRings - 1) / Tile::kRings;
-  const int64_t blocks = wanted < MultiprocessorCount() ? wanted : MultiprocessorCount();
+  const int64_t fitting = int64_t{kResident} * MultiprocessorCount();
+  const int64_t blocks = wanted < fitting ? wanted : fitting;
   return Launch(ctx, {dim3(static_cast<unsigned>(blocks)), kThreads, Tile::kSharedBytes, 1, true},
-                BlockSlabKernel<T, kMode, kTokens>, x_map, y_map, params);
+                BlockSlabKernel<T, kMode, kTokens, kResident>, x_map, y_map, params);
 }
 
-template <Mode kMode, int kTokens>
+template <Mode kMode, int kTokens, int kResident = 1>
 KernelStatus RunMode(const KernelContext& ctx, const LinearArgs& args) {
-  return args.io_dtype == DType::kBFloat16 ? RunShape<BFloat16, kMode, kTokens>(ctx, args)
-                                           : RunShape<Float16, kMode, kTokens>(ctx, args);
+  return args.io_dtype == DType::kBFloat16
+             ? RunShape<BFloat16, kMode, kTokens, kResident>(ctx, args)
+             : RunShape<Float16, kMode, kTokens, kResident>(ctx, args);
 }
 
 using RunFunction = KernelStatus (*)(const KernelContext&, const LinearArgs&);
@@ -305,6 +311,9 @@ KernelStatus RunBlockSlab128(const KernelContext& ctx, const LinearArgs& args) {
 }
 KernelStatus RunBlockSlab64(const KernelContext& ctx, const LinearArgs& args) {
   return Run(ctx, args, RunMode<Mode::kSharedWeights, 64>, RunMode<Mode::kSharedX, 64>);
+}
+KernelStatus RunBlockSlab64Pairs(const KernelContext& ctx, const LinearArgs& args) {
+  return Run(ctx, args, RunMode<Mode::kSharedWeights, 64, 2>, RunMode<Mode::kSharedX, 64, 2>);
 }
 KernelStatus RunBlockTwin256(const KernelContext& ctx, const LinearArgs& args) {
   return Run(ctx, args, RunMode<Mode::kTwin, 256>, nullptr);

@@ -31,7 +31,8 @@ namespace espalier::kernels::cuda {
   X(GatherWhole)                 \
   X(ExpandTiles)                 \
   X(BlockFma)                    \
-  X(TwoFour)
+  X(TwoFour)                     \
+  X(BlockSlab64Pairs)
 
 enum class CudaKernel : int32_t {
 #define ESPALIER_CUDA_KERNEL_ENUM(name) k##name,

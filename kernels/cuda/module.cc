@@ -128,6 +128,7 @@ constexpr OpTable kOps = {
     .layer_norm = LayerNormOnDevice,
     .transpose = TransposeOnDevice,
     .patch = PatchOnDevice,
+    .linear_pair = LinearPairOnDevice,
 };
 
 constexpr CudaModule kModule = {

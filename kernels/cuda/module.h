@@ -23,7 +23,7 @@
 
 namespace espalier::kernels::cuda {
 
-constexpr uint32_t kCudaModuleAbi = 4;
+constexpr uint32_t kCudaModuleAbi = 5;
 
 struct CudaDeviceInfo {
   char name[256];

@@ -1,8 +1,8 @@
 // op_table.h — what a GPU runs besides linear layers: one function an op, beside the linear kernels in the module's table.
 //
 //   convert     y[r, c] = x[r, c] as `to`, through `through` (a Cast to a narrower type of a wider value)
-//   the others  as kernels/elementwise, kernels/softmax, kernels/layer_norm, kernels/transpose and kernels/element_patch
-//               say; those functions come here when KernelContext::ops is set
+//   the others  as kernels/elementwise, kernels/softmax, kernels/layer_norm, kernels/transpose, kernels/element_patch and
+//               kernels/linear_pair say; those functions come here when KernelContext::ops is set
 //
 // Shapes   x, y: [rows, columns], row strides in ELEMENTS; what lies between columns and stride is not touched.
 // Types    convert: every pair of numeric types; `through` is one of them, or f16 or bf16 on the way to a float. Float to float and integer to float round to nearest-even; float to
@@ -23,6 +23,7 @@ namespace espalier::kernels {
 struct ActivateArgs;
 struct BinaryArgs;
 struct LayerNormArgs;
+struct LinearPairArgs;
 struct PatchArgs;
 struct SoftmaxArgs;
 struct TransposeArgs;
@@ -46,6 +47,7 @@ struct OpTable {
   KernelStatus (*layer_norm)(const KernelContext&, const LayerNormArgs&);
   KernelStatus (*transpose)(const KernelContext&, const TransposeArgs&);
   KernelStatus (*patch)(const KernelContext&, const PatchArgs&);
+  KernelStatus (*linear_pair)(const KernelContext&, const LinearPairArgs&);
 };
 
 }  // namespace espalier::kernels::cuda

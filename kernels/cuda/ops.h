@@ -12,5 +12,6 @@ KernelStatus SoftmaxOnDevice(const KernelContext& ctx, const SoftmaxArgs& args);
 KernelStatus LayerNormOnDevice(const KernelContext& ctx, const LayerNormArgs& args);
 KernelStatus TransposeOnDevice(const KernelContext& ctx, const TransposeArgs& args);
 KernelStatus PatchOnDevice(const KernelContext& ctx, const PatchArgs& args);
+KernelStatus LinearPairOnDevice(const KernelContext& ctx, const LinearPairArgs& args);
 
 }  // namespace espalier::kernels::cuda

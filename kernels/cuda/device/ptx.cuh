@@ -242,6 +242,9 @@ __device__ __forceinline__ void StoreShared16(uint32_t address, uint32_t value) 
 __device__ __forceinline__ void StoreShared32(uint32_t address, uint32_t value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
+__device__ __forceinline__ void OrShared(uint32_t address, uint32_t bits) {
+  asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(address), "r"(bits) : "memory");
+}
 __device__ __forceinline__ void StoreShared128(uint32_t address, const uint4& value) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x),
                "r"(value.y), "r"(value.z), "r"(value.w)

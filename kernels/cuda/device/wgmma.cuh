@@ -24,6 +24,12 @@ struct Operand {
 
   __device__ __forceinline__ explicit Operand(uint32_t shared_address)
       : low((shared_address & 0x3ffff) >> 4 | 1u << 16) {}
+  // The operand `bytes` further on, a multiple of 16.
+  __device__ __forceinline__ Operand Plus(uint32_t bytes) const {
+    Operand there = *this;
+    there.low += bytes / 16;
+    return there;
+  }
   __device__ __forceinline__ uint64_t At(uint32_t bytes) const {
     return uint64_t{kHigh} << 32 | (low + bytes / 16);
   }
@@ -66,6 +72,15 @@ __device__ __forceinline__ void FenceRegisters(float (&d)[kCount]) {
                "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
                "}, %16, %17, 1, 1, 1, 0, 0;"                                          \
                : ESPALIER_ACC16(0)                                                    \
+               : "l"(a), "l"(b))
+
+#define ESPALIER_WGMMA_48(type)                                                         \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n48k16.f32." type "." type              \
+               " {"                                                                     \
+               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+               "%16, %17, %18, %19, %20, %21, %22, %23"                                 \
+               "}, %24, %25, 1, 1, 1, 0, 0;"                                            \
+               : ESPALIER_ACC16(0), ESPALIER_ACC4(16), ESPALIER_ACC4(20)                \
                : "l"(a), "l"(b))
 
 #define ESPALIER_WGMMA_64(type)                                                                 \
@@ -132,6 +147,11 @@ __device__ __forceinline__ void Product(float (&d)[kCount], uint64_t a, uint64_t
       ESPALIER_WGMMA_32("bf16");
     else
       ESPALIER_WGMMA_32("f16");
+  } else if constexpr (kCount == 24) {
+    if constexpr (kIsBFloat16)
+      ESPALIER_WGMMA_48("bf16");
+    else
+      ESPALIER_WGMMA_48("f16");
   } else if constexpr (kCount == 32) {
     if constexpr (kIsBFloat16)
       ESPALIER_WGMMA_64("bf16");

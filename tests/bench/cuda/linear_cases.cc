@@ -109,8 +109,8 @@ std::vector<Case> Suite(const std::string& name) {
       cases.push_back({"fp32", {layer}, tokens, true});
     }
   }
-  if (name == "vit") {
-    for (int32_t b : {64, 32, 16}) {
+  if (name == "vit" || name == "vit64") {
+    for (int32_t b : name == "vit" ? std::vector<int32_t>{64, 32, 16} : std::vector<int32_t>{64}) {
       for (int64_t tokens : {12608, 1576}) {
         const LayerSpec up = Layer(Layout::kDiagonal, 3072, 768, b, 0.1, Activation::kGeluTanh);
         const LayerSpec down = Layer(Layout::kDiagonal, 768, 3072, b, 0.1);

@@ -26,6 +26,7 @@
 #include "tests/bench/cuda/graph_timer.h"
 #include "tests/bench/cuda/layer_stack.h"
 #include "tests/bench/cuda/linear_cases.h"
+#include "tests/kernels/cuda/pair_reference.h"
 
 namespace espalier::bench {
 namespace {
@@ -55,7 +56,58 @@ using Baselines = std::map<std::string, double>;
 struct Implementation {
   std::vector<std::unique_ptr<PackedLayer>> layers;
   std::string name;
+  bool fused = false;  // both layers in one kernel
+
+  // Of the `tokens` tokens of copy `copy` from `first` on.
+  kernels::KernelStatus Enqueue(const CudaModule* module, void* stream, int copy, int64_t first,
+                                int64_t tokens) const;
 };
+
+kernels::KernelStatus Implementation::Enqueue(const CudaModule* module, void* stream, int copy,
+                                              int64_t first, int64_t tokens) const {
+  if (fused) {
+    kernels::KernelContext ctx;
+    ctx.arch = layers[0]->variant().arch;
+    ctx.stream = stream;
+    ctx.ops = module->ops;
+    return kernels::RunLinearPair(
+        ctx, {layers[0]->Args(copy, first, tokens), layers[1]->Args(copy, first, tokens)});
+  }
+  for (const auto& layer : layers) {
+    const kernels::KernelStatus status = layer->Enqueue(stream, copy, first, tokens);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+// Empty when a sample of tokens of a fused pair agrees with the oracle.
+std::string VerifyPair(const CudaModule* module, void* stream, const LayerStack& stack,
+                       const Implementation& pair) {
+  const kernels::LinearArgs first = stack.Args(0, 0), second = stack.Args(0, 1);
+  const size_t element = SizeOf(first.io_dtype);
+  OrDie(module->fill(second.y, 0xff, second.tokens * second.y_stride * element, stream), "poison");
+  kernels::KernelStatus status = pair.Enqueue(module, stream, 0, 0, stack.tokens());
+  if (status.ok()) status = module->synchronize_stream(stream);
+  if (!status.ok()) return status.message;
+  std::vector<char> x, y;
+  int64_t count = 0;
+  const auto add_row = [&](std::vector<char>& to, const void* from, int64_t bytes) {
+    to.resize(to.size() + bytes);
+    OrDie(module->copy(to.data() + to.size() - bytes, from, bytes, nullptr), "download");
+    OrDie(module->synchronize_stream(nullptr), "download");
+  };
+  for (int64_t t = 0; t < stack.tokens(); ++t) {
+    if (t >= 24 && t < stack.tokens() - 24 && t % (stack.tokens() / 16 + 1) != 0) continue;
+    add_row(x, static_cast<const char*>(first.x) + t * first.x_stride * element,
+            first.weight.in * element);
+    add_row(y, static_cast<const char*>(second.y) + t * second.y_stride * element,
+            second.weight.out * element);
+    ++count;
+  }
+  return kernels::testing::ComparePair({stack.weight(0), stack.weight(1), nullptr, nullptr,
+                                        first.activation, second.activation, count},
+                                       x.data(), y.data());
+}
 
 // What the multiprocessors must fetch from L2, at least: an output tile of T tokens × N outputs in all the accumulators that
 // a multiprocessor has registers for (64 K of 4 bytes) reads the columns of x that its rows touch, and its weights, once.
@@ -121,6 +173,7 @@ class Bench {
   Implementation Dense(const LayerStack& stack, const std::vector<int64_t>& chunks);
   std::vector<const LinearVariant*> Candidates(const LayerSpec& layer, int64_t tokens) const;
   const LinearVariant* FastestOrNull(const Case& c, const LayerSpec& layer);
+  bool PacksForPair(const Case& c, const std::vector<const LinearVariant*>& chosen) const;
   void Report(const Case& c, const LayerStack& stack, const std::string& variant,
               const Timing& sparse, const Timing& dense, const Baselines& baselines, bool planned,
               size_t weight_bytes);
@@ -143,14 +196,12 @@ std::unique_ptr<TimedGraph> Bench::Capture(const LayerStack& stack,
       static_cast<int>(static_cast<int64_t>(implementation.layers.size()) * chunks);
   const int repeats = std::max(1, (kLeastNodes + launches - 1) / launches);
   const auto enqueue = [&](void* stream, int i) {
-    for (int64_t first = 0; first < stack.tokens(); first += chunk) {
-      for (const auto& layer : implementation.layers) {
-        const kernels::KernelStatus status = layer->Enqueue(
-            stream, i % stack.copies(), first, std::min(chunk, stack.tokens() - first));
-        if (!status.ok()) return status;
-      }
+    kernels::KernelStatus status;
+    for (int64_t first = 0; status.ok() && first < stack.tokens(); first += chunk) {
+      status = implementation.Enqueue(module_, stream, i % stack.copies(), first,
+                                      std::min(chunk, stack.tokens() - first));
     }
-    return kernels::KernelStatus{};
+    return status;
   };
   return std::make_unique<TimedGraph>(module_, stream_, repeats, enqueue, implementation.name);
 }
@@ -313,6 +364,17 @@ const LinearVariant* Bench::FastestOrNull(const Case& c, const LayerSpec& layer)
   return fastest_[key] = fastest;
 }
 
+bool Bench::PacksForPair(const Case& c, const std::vector<const LinearVariant*>& chosen) const {
+  if (c.layers.size() != 2) return false;
+  kernels::LinearDesc descs[2];
+  for (int l : {0, 1}) {
+    if (std::string(chosen[l]->packing) != kernels::kLinearPairPacking) return false;
+    descs[l] = kernels::testing::DescOfWeight(
+        kernels::testing::RandomWeight(c.layers[l].weight).view(), c.tokens);
+  }
+  return kernels::FitsLinearPair(descs[0], descs[1], arch_);
+}
+
 void Bench::Run(const Case& c) {
   std::vector<const LinearVariant*> chosen;
   for (const LayerSpec& layer : c.layers) chosen.push_back(FastestOrNull(c, layer));
@@ -342,23 +404,39 @@ void Bench::Run(const Case& c) {
   const Implementation dense = Dense(stack, chunks);
   std::vector<std::unique_ptr<TimedGraph>> graphs;
   std::vector<const TimedGraph*> order;
-  for (const Implementation* implementation :
-       std::initializer_list<const Implementation*>{&sparse, &dense}) {
-    for (int64_t chunk : chunks) {
-      graphs.push_back(Capture(stack, *implementation, chunk));
-      order.push_back(graphs.back().get());
+  std::vector<std::string> names;  // of the sparse ones, which come first
+  const auto capture = [&](const Implementation& implementation, int64_t chunk) {
+    graphs.push_back(Capture(stack, implementation, chunk));
+    order.push_back(graphs.back().get());
+  };
+  for (int64_t chunk : chunks) {
+    capture(sparse, chunk);
+    names.push_back(sparse.name + (chunk == c.tokens ? "" : " chunks of " + std::to_string(chunk)));
+  }
+  Implementation pair;
+  if (PacksForPair(c, chosen)) {
+    pair.fused = true;
+    for (int l : {0, 1})
+      pair.layers.push_back(
+          std::make_unique<PackedLayer>(stack, l, *chosen[l], sparse.layers[l].get()));
+    if (const std::string error = VerifyPair(module_, stream_, stack, pair); !error.empty()) {
+      std::printf("FAILED pair, %lld tokens: %s\n", static_cast<long long>(c.tokens),
+                  error.c_str());
+      ++failures_;
+    } else {
+      names.push_back("linear_pair");
+      capture(pair, c.tokens);
     }
   }
+  for (int64_t chunk : chunks) capture(dense, chunk);
   const std::vector<Timing> timings = TimeInTurn(module_, order, kLeastSamples, options_.seconds);
   const auto by_median = [](const Timing& a, const Timing& b) { return a.median_us < b.median_us; };
-  const auto half = timings.begin() + static_cast<int64_t>(chunks.size());
+  const auto half = timings.begin() + static_cast<int64_t>(names.size());
   const auto best = std::min_element(timings.begin(), half, by_median);
   const Timing best_dense = *std::min_element(half, timings.end(), by_median);
-  for (size_t i = 0; i < chunks.size(); ++i) {
+  for (size_t i = 0; i < names.size(); ++i) {
     const bool planned = timings.begin() + static_cast<int64_t>(i) == best;
-    const std::string name =
-        sparse.name + (i == 0 ? "" : " chunks of " + std::to_string(chunks[i]));
-    Report(c, stack, name, timings[i], best_dense, Baselines(), planned, weight_bytes);
+    Report(c, stack, names[i], timings[i], best_dense, Baselines(), planned, weight_bytes);
   }
 }
 

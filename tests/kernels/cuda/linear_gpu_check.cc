@@ -19,6 +19,7 @@
 #include "kernels/cuda/variants.h"
 #include "tests/kernels/cuda/device_weight.h"
 #include "tests/kernels/cuda/gpu_reference.h"
+#include "tests/kernels/cuda/pair_reference.h"
 
 namespace espalier::kernels::testing {
 namespace {
@@ -46,30 +47,13 @@ std::string Describe(const Case& c) {
 
 int64_t RowStride(int64_t width) { return (width + 63) / 64 * 64; }
 
-// Error allowed beyond the rounding of the result: half a unit in the last place of the type, the activation's own
-// error (epilogue.cuh; a few ulp of fp32 otherwise), and 1.13 (the steepest slope of an activation) times what fp32
-// summation loses: n·u in any order, 8√n·u because rounding errors are independent enough (Higham and Mary, 2019).
+// The dense fallback rounds before a second-pass activation.
 double Tolerance(const Case& c, double expected, double magnitude, double terms) {
   const double half_ulp = c.spec.dtype == DType::kBFloat16  ? 0x1p-8
                           : c.spec.dtype == DType::kFloat16 ? 0x1p-11
                                                             : 0x1p-24;
-  double activation = 4e-7, absolute = 0;
-  if (c.spec.dtype == DType::kBFloat16) {
-    if (c.activation == Activation::kGeluErf) activation = 4e-4;
-    // 2^-12 · |x|, and the hardware tanh is exactly ±1 from |x| = 6 on.
-    if (c.activation == Activation::kGeluTanh) activation = 0x1p-11, absolute = 6 * 0x1p-12;
-    if (c.activation == Activation::kTanh) activation = 0x1p-10;
-  } else if (c.spec.dtype == DType::kFloat16) {
-    if (c.activation == Activation::kGeluErf || c.activation == Activation::kGeluTanh)
-      activation = 1e-4;
-    if (c.activation == Activation::kTanh) activation = 0x1p-10;
-  }
-  const double summation = 1.13 * std::min(terms + 2, 8 * std::sqrt(terms) + 2) * 0x1p-24;
-  // The dense fallback rounds before a second-pass activation.
   const double twice = c.spec.layout == Layout::kDense ? 2.0 * half_ulp * magnitude : 0.0;
-  const double smallest = c.spec.dtype == DType::kFloat16 ? 0x1p-24 : 0x1p-126;
-  return (half_ulp + activation) * 1.01 * std::abs(expected) + absolute + summation * magnitude +
-         twice + smallest;
+  return LinearTolerance(c.spec.dtype, c.activation, expected, magnitude, terms) + twice;
 }
 
 class Check {

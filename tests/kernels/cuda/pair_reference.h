@@ -1,0 +1,31 @@
+// pair_reference.h — the oracle of fused pairs of layers: the two products in double, and how far from them a kernel may be.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/linear_pair/linear_pair.h"
+#include "tests/kernels/cuda/random_weight.h"
+
+namespace espalier::kernels::testing {
+
+// Error allowed beyond the rounding of the result to `dtype`: half a unit in the last place, the activation's own error
+// (epilogue.cuh; a few ulp of fp32 otherwise), and 1.13 (the steepest slope of an activation) times what fp32 summation of
+// `terms` products loses: n·u in any order, 8√n·u because rounding errors are independent enough (Higham and Mary, 2019).
+// `magnitude` is Σ|x·w| + |b|.
+double LinearTolerance(DType dtype, Activation activation, double expected, double magnitude,
+                       double terms);
+
+// A pair on the host: x [tokens, first.in] and y [tokens, second.out] in the weights' type, contiguous; biases may be null.
+struct HostPair {
+  const RandomWeight &first, &second;
+  const float *first_bias = nullptr, *second_bias = nullptr;
+  Activation first_activation = Activation::kNone, second_activation = Activation::kNone;
+  int64_t tokens = 0;
+};
+
+// Empty when every y is within tolerance: what each hidden value may be off by, LinearTolerance, weighted with the second
+// layer's |W| and its activation's slope, plus LinearTolerance of the second product.
+std::string ComparePair(const HostPair& pair, const void* x, const void* y);
+
+}  // namespace espalier::kernels::testing
