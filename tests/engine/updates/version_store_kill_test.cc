@@ -132,7 +132,7 @@ TEST(VersionStoreKillTest, EveryKilledProcessLeavesOldOrNew) {
       ++updates;
     }
     if (4 * updates < kill_number)
-      longest_micros = std::min<int64_t>(2 * longest_micros, 5'000'000);
+      longest_micros = std::min<int64_t>(2 * longest_micros, 2'000'000);
     close(pipes[0]);
     int result = 0;
     ASSERT_EQ(waitpid(child, &result, 0), child);
