@@ -167,7 +167,7 @@ def test_refusals_are_counted_by_reason_and_pending_stays_below_its_cap(reposito
 
 
 def test_pending_is_told_by_priority_where_a_model_has_levels(repository, digits):
-    models = slow_models(repository, delay=1000, more="priority_levels: 3 default_priority_level: 2")
+    models = slow_models(repository, delay=1500, more="priority_levels: 3 default_priority_level: 2")
     by_level = {"model": NAME, "version": "1"}
     with harness.Espalierd(models) as server, espalier.Client(server.url) as client:
         threads = [
@@ -185,9 +185,11 @@ def test_pending_is_told_by_priority_where_a_model_has_levels(repository, digits
             of_level = "espalier_queue_priority_pending"
             return [value(samples, of_level, **by_level, priority=str(n)) for n in (1, 2, 3)]
 
-        for thread in threads:
+        threads[0].start()
+        serving.eventually(lambda: serving.in_flight(server) == 1 and sum(pending()) == 0)  # it runs
+        for thread in threads[1:]:
             thread.start()
-        serving.eventually(lambda: pending() == [1, 2, 1])  # the first runs
+        serving.eventually(lambda: pending() == [1, 2, 1])
         assert value(samples, "espalier_queue_pending", **by_level) == 4
         for thread in threads:
             thread.join()

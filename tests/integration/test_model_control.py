@@ -519,8 +519,11 @@ def test_a_warm_up_runs_before_the_version_serves(start, tmp_path):
     assert serving.factor_of(ours, "m") == 1
 
 
-def test_sigterm_while_loading_exits_in_time(start):
-    server, client, _ = start("--drain_timeout=2s", m={"1": harness.slow_model()})
+def test_sigterm_while_loading_exits_in_time(start, tmp_path):
+    endless = delayed(1, 300)
+    serving.write(tmp_path / "models/m/warmup/item.bin", np.ones(4, np.float32).tobytes())
+    endless["config.pbtxt"] += WARM_UP.replace("count: 2", "count: 1000")
+    server, client, _ = start("--drain_timeout=2s", m=endless)
     outcome: list[str] = []
 
     def ask() -> None:
