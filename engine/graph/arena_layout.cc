@@ -21,7 +21,9 @@ size_t AlignedBytesOf(const Value& value, int64_t batch) { return AlignUp(BytesO
 std::vector<int> MakeBlocks(const Program& program, int64_t batch, std::vector<Block>& blocks) {
   std::vector<int> last_use(program.values.size(), -1), block_of(program.values.size(), -1);
   for (size_t i = 0; i < program.steps.size(); ++i) {
-    for (int value : program.steps[i].inputs) last_use[value] = static_cast<int>(i);
+    for (const std::vector<int>* values : {&program.steps[i].inputs, &program.steps[i].keeps}) {
+      for (int value : *values) last_use[value] = static_cast<int>(i);
+    }
   }
   for (size_t i = 0; i < program.steps.size(); ++i) {
     const Step& step = program.steps[i];

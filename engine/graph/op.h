@@ -21,6 +21,7 @@ namespace espalier::graph {
 struct LinearBinding {
   const kernels::LinearVariant* variant = nullptr;
   kernels::WeightView weight;
+  bool paired = false;  // runs in one kernel with the other layer of its pair (linear_pairs.h)
 };
 
 struct Value;
@@ -48,6 +49,7 @@ struct Step {
   std::string node;  // name and op of the file's node, for messages
   std::string op_type;
   std::vector<int> inputs;  // values
+  std::vector<int> keeps;   // further values that must not be overwritten before it has run
   int output = -1;
   std::shared_ptr<Op> op;  // shared by the clones of a program
 

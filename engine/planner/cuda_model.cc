@@ -7,6 +7,7 @@
 #include "engine/graph/device_forms.h"
 #include "engine/planner/device_peak.h"
 #include "engine/planner/executor_model.h"
+#include "engine/planner/linear_pair_choice.h"
 
 namespace espalier::planner {
 namespace {
@@ -18,8 +19,14 @@ class CudaModel final : public ExecutorModel<graph::CudaExecutor, graph::CudaExe
   absl::Status Plan(const CudaDevice& device) {
     const DType compute = ComputeType(program_, options_.precision);
     graph::PrepareForDevice(program_, compute);
+    const std::vector<graph::LinearPair> pairs = graph::PairLinears(program_);
     auto planned = PlanModel(program_, device, options_, compute);
     if (!planned.ok()) return planned.status();
+    if (!options_.deterministic) {
+      absl::Status chosen =
+          ChoosePairs(program_, pairs, device, options_.measure_budget_millis > 0, *planned);
+      if (!chosen.ok()) return chosen;
+    }
     if (options_.measure_peak) peak_ = MeasuredPeak(device, compute);
     CountWork(planned->plan, SizeOf(compute));
     Keep(*std::move(planned));

@@ -2,47 +2,36 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/graph/device_forms.h"
+#include "engine/planner/cuda_stopwatch.h"
 #include "engine/planner/option_timer.h"
 #include "kernels/cuda/variants.h"
 
 namespace espalier::planner {
 namespace {
 
-// A launch takes the host 2–3 µs, longer than many kernels: only inside a graph is the device's own time seen.
-constexpr int kLaunches = 20;
-// There and back; fewer when a replay takes long, for then its own noise is small.
-constexpr int kRounds = 5, kRoundsOfLong = 2;
-constexpr float kLongMicros = 2000;
-
 struct Timed {
   int option = 0;
   std::shared_ptr<const ResidentWeight> weight;
   CudaHandle scratch, graph;
-  std::vector<float> micros;  // per replay
 };
 
 class CudaTimer final : public OptionTimer {
  public:
   CudaTimer(const CudaDevice& device, int64_t out, int64_t in, DType dtype)
-      : device_(device), out_(out), in_(in), dtype_(dtype), context_(device.MakeContext()) {}
+      : device_(device), out_(out), in_(in), dtype_(dtype) {}
 
   absl::Status Allocate(int64_t tokens) {
     const size_t element = SizeOf(dtype_);
-    const auto place = [](absl::StatusOr<CudaHandle> made, CudaHandle& handle) -> absl::Status {
-      if (made.ok()) handle = *std::move(made);
-      return made.status();
-    };
-    for (absl::Status status :
-         {place(device_.Allocate(tokens * graph::RowStrideOf(in_) * element), x_),
-          place(device_.Allocate(tokens * graph::RowStrideOf(out_) * element), y_),
-          place(device_.NewStream(), stream_), place(device_.NewEvent(), begin_),
-          place(device_.NewEvent(), end_)}) {
+    auto stopwatch = CudaStopwatch::Make(device_);
+    auto x = device_.Allocate(tokens * graph::RowStrideOf(in_) * element);
+    auto y = device_.Allocate(tokens * graph::RowStrideOf(out_) * element);
+    for (const absl::Status& status : {stopwatch.status(), x.status(), y.status()}) {
       if (!status.ok()) return status;
     }
-    context_.stream = stream_.get();
-    // Power and so clocks depend on the bits that toggle: 0x3c3c is a common bf16, f16 and f32.
-    return device_.Explain(device_.module().fill(x_.get(), 0x3c, x_.bytes(), stream_.get()),
-                           "fill");
+    stopwatch_ = *std::move(stopwatch);
+    x_ = *std::move(x);
+    y_ = *std::move(y);
+    return FillWithNumbers(device_, x_, stopwatch_->context().stream);
   }
 
   absl::Status Time(CostTable& table, size_t bucket, const std::vector<int>& options,
@@ -60,29 +49,19 @@ class CudaTimer final : public OptionTimer {
       if (!status.ok()) return status;
       all.push_back(std::move(timed));
     }
-    const bool is_long = std::any_of(all.begin(), all.end(), [](const Timed& timed) {
-      return timed.micros.front() > kLongMicros;
-    });
-    for (int round = 0; round < (is_long ? kRoundsOfLong : kRounds); ++round) {
-      for (size_t i = 0; i < 2 * all.size(); ++i) {
-        const size_t turn = i < all.size() ? i : 2 * all.size() - 1 - i;
-        if (absl::Status status = Replay(all[turn]); !status.ok()) return status;
-      }
-    }
-    for (Timed& timed : all) {
-      timed.micros.erase(timed.micros.begin());  // the warm-up
-      std::nth_element(timed.micros.begin(), timed.micros.begin() + timed.micros.size() / 2,
-                       timed.micros.end());
-      const double median =
-          std::max<double>(timed.micros[timed.micros.size() / 2] / kLaunches, 1e-3);
-      double& measured = table.costs[bucket][timed.option].measured;
-      measured = measured > 0 ? std::min(measured, median) : median;
+    std::vector<const CudaHandle*> graphs;
+    for (const Timed& timed : all) graphs.push_back(&timed.graph);
+    auto micros = stopwatch_->Time(graphs);
+    if (!micros.ok()) return micros.status();
+    for (size_t i = 0; i < all.size(); ++i) {
+      double& measured = table.costs[bucket][all[i].option].measured;
+      measured = measured > 0 ? std::min(measured, (*micros)[i]) : (*micros)[i];
     }
     return absl::OkStatus();
   }
 
  private:
-  // Settles, captures and warms up. Unimplemented when the kernel does not run this problem on this device.
+  // Settles and captures. Unimplemented when the kernel does not run this problem on this device.
   absl::Status Prepare(const kernels::LinearVariant& variant, int64_t tokens, Timed& timed) {
     kernels::LinearArgs args;
     args.weight = timed.weight->view();
@@ -103,39 +82,21 @@ class CudaTimer final : public OptionTimer {
                  : device_.Explain(status, variant.name);
     };
     const std::lock_guard lock(device_.setup_mutex());
-    absl::Status settled =
-        explain(device_.module().settle(kernels::cuda::KernelOf(variant), context_, args));
+    absl::Status settled = explain(
+        device_.module().settle(kernels::cuda::KernelOf(variant), stopwatch_->context(), args));
     if (!settled.ok()) return settled;
-    auto graph = device_.Capture(stream_.get(), [&]() -> absl::Status {
-      for (int launch = 0; launch < kLaunches; ++launch) {
-        if (const auto status = variant.run(context_, args); !status.ok()) return explain(status);
-      }
-      return absl::OkStatus();
-    });
+    auto graph =
+        stopwatch_->Capture([&] { return explain(variant.run(stopwatch_->context(), args)); });
     if (!graph.ok()) return graph.status();
     timed.graph = *std::move(graph);
-    return Replay(timed);
-  }
-
-  absl::Status Replay(Timed& timed) {
-    const auto& module = device_.module();
-    void* stream = stream_.get();
-    float micros = 0;
-    for (const kernels::KernelStatus& status :
-         {module.record_event(begin_.get(), stream), module.launch_graph(timed.graph.get(), stream),
-          module.record_event(end_.get(), stream), module.synchronize_event(end_.get()),
-          module.elapsed_micros(begin_.get(), end_.get(), &micros)}) {
-      if (!status.ok()) return device_.Explain(status, "measure");
-    }
-    timed.micros.push_back(micros);
     return absl::OkStatus();
   }
 
   const CudaDevice& device_;
   const int64_t out_, in_;
   const DType dtype_;
-  kernels::KernelContext context_;
-  CudaHandle x_, y_, stream_, begin_, end_;
+  std::unique_ptr<CudaStopwatch> stopwatch_;
+  CudaHandle x_, y_;
 };
 
 }  // namespace

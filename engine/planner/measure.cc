@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <mutex>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -18,8 +17,6 @@ constexpr int kMaxRounds = 50;
 constexpr double kMicrosPerOption = 400;
 // Calls shorter than this are timed in groups, to make the clock's 20–50 ns disappear.
 constexpr double kSampleMicros = 20;
-
-std::mutex one_at_a_time;
 
 // Smallest, largest, then the middle of the widest gap: when time runs out, what is known is
 // spread.
@@ -219,7 +216,7 @@ class LayerMeter {
       weights.push_back(*std::move(weight));
     }
     const absl::Time asked = absl::Now();
-    const std::lock_guard alone(one_at_a_time);
+    const std::unique_lock alone = MeasureAlone();
     const absl::Duration waited = absl::Now() - asked;
     result_.waited += waited;
     deadline_ += waited;
@@ -311,6 +308,11 @@ absl::Duration PredictMeasuring(const CostTable& table) {
 absl::StatusOr<Measured> Measure(CostTable& table, const sparse::WeightStructure& structure,
                                  WeightCopies& copies, const Device& device, absl::Time deadline) {
   return LayerMeter(table, structure, copies, device, deadline).Run();
+}
+
+std::unique_lock<std::mutex> MeasureAlone() {
+  static std::mutex one_at_a_time;
+  return std::unique_lock(one_at_a_time);
 }
 
 }  // namespace espalier::planner

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -46,6 +47,9 @@ struct Measured {
 // deadline moves by the time spent waiting for that.
 absl::StatusOr<Measured> Measure(CostTable& table, const sparse::WeightStructure& structure,
                                  WeightCopies& copies, const Device& device, absl::Time deadline);
+
+// Held by the one thread of the process that measures.
+[[nodiscard]] std::unique_lock<std::mutex> MeasureAlone();
 
 // The options that Measure times in `bucket`.
 std::vector<int> WorthMeasuring(const CostTable& table, size_t bucket);

@@ -13,6 +13,7 @@
 #include "engine/planner/choose.h"
 #include "engine/planner/cost_table.h"
 #include "engine/planner/digest.h"
+#include "engine/planner/linear_pair_choice.h"
 #include "engine/planner/measure.h"
 #include "engine/planner/plan_cache.h"
 #include "engine/sparse/structure.h"
@@ -252,6 +253,11 @@ std::vector<std::vector<graph::LinearBinding>> PlannedModel::Bindings() const {
   for (size_t b = 0; b < layers.size(); ++b) {
     for (const PlannedLayer& layer : layers[b])
       bindings[b].push_back({layer.variant, layer.weight->view()});
+    for (const PlannedPair& pair : pairs) {
+      graph::LinearBinding& first = bindings[b][pair.layers.first];
+      graph::LinearBinding& second = bindings[b][pair.layers.second];
+      first.paired = second.paired = pair.in_bucket[b] && FitsPair(first, second);
+    }
   }
   return bindings;
 }
@@ -265,7 +271,7 @@ size_t PlannedModel::weight_bytes() const {
 }
 
 absl::StatusOr<PlannedModel> PlannedModel::Clone() const {
-  PlannedModel clone = {plan, buckets, layers, {}};
+  PlannedModel clone = {plan, buckets, layers, {}, pairs};
   std::map<const ResidentWeight*, ResidentWeight*> clone_of;
   for (const PlannedWeight& weight : weights) {
     PlannedWeight& own = clone.weights.emplace_back(PlannedWeight{weight.form, {}});

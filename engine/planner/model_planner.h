@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/graph/executor.h"
+#include "engine/graph/linear_pairs.h"
 #include "engine/graph/program.h"
 #include "engine/planner/plan.h"
 #include "engine/planner/prepared_model.h"
@@ -27,13 +28,20 @@ struct PlannedWeight {
   std::vector<std::shared_ptr<ResidentWeight>> copies;
 };
 
+// Two layers that run as one kernel in some buckets.
+struct PlannedPair {
+  graph::LinearPair layers;
+  std::vector<bool> in_bucket;
+};
+
 struct PlannedModel {
   ModelPlan plan;
   std::vector<int64_t> buckets;
   std::vector<std::vector<PlannedLayer>> layers;  // [bucket][layer]
   std::vector<PlannedWeight> weights;             // as Program::weights
+  std::vector<PlannedPair> pairs;
 
-  // As of now: a weight that is rebuilt has another view.
+  // As of now: a weight that is rebuilt has another view, and a pair that it does not fit any more falls apart.
   std::vector<std::vector<graph::LinearBinding>> Bindings() const;
   size_t weight_bytes() const;
   // With resident weights of its own; errors as ResidentWeight::Clone.

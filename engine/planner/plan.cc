@@ -50,6 +50,7 @@ std::string BucketJson(const BucketChoice& bucket) {
     absl::StrAppend(&json, ", \"runner_up\": ", CandidateJson(bucket.runner_up));
   }
   if (!bucket.note.empty()) absl::StrAppend(&json, ", \"note\": ", Quoted(bucket.note));
+  if (!bucket.paired.empty()) absl::StrAppend(&json, ", \"paired\": ", Quoted(bucket.paired));
   return json + "}";
 }
 
@@ -75,6 +76,7 @@ std::string ToTable(const ModelPlan& plan) {
                             sparse::ToString(bucket.chosen.spec), bucket.chosen.variant,
                             Micros(bucket.chosen), bucket.dense_micros, bucket.speedup_over_dense(),
                             runner_up, bucket.note.empty() ? "" : absl::StrCat(": ", bucket.note));
+      if (!bucket.paired.empty()) absl::StrAppendFormat(&text, "  %6s  %s\n", "", bucket.paired);
       guessed = guessed || !bucket.chosen.measured ||
                 (!bucket.runner_up.variant.empty() && !bucket.runner_up.measured);
     }

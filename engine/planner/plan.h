@@ -25,7 +25,8 @@ struct BucketChoice {
   Candidate chosen;
   Candidate runner_up;  // variant empty when there was only one
   double dense_micros = 0;
-  std::string note;  // why a runner-up that costs less was not chosen; else empty
+  std::string note;    // why a runner-up that costs less was not chosen; else empty
+  std::string paired;  // with which layer before it in one kernel, and what that gains; else empty
   double speedup_over_dense() const {
     return chosen.micros > 0 ? dense_micros / chosen.micros : 1.0;
   }

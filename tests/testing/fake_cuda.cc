@@ -13,6 +13,7 @@
 #include "kernels/element_patch/element_patch.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/layer_norm/layer_norm.h"
+#include "kernels/linear_pair/linear_pair.h"
 #include "kernels/softmax/softmax.h"
 #include "kernels/transpose/transpose.h"
 #include "tests/testing/fake_cuda_ops.h"
@@ -221,6 +222,24 @@ KernelStatus Linear(const KernelContext& ctx, const LinearArgs& args) {
   });
 }
 
+// Both layers, with the time of one launch less than they take apart.
+KernelStatus LinearPair(const KernelContext& ctx, const kernels::LinearPairArgs& args) {
+  constexpr CudaKernel kAsKernel = CudaKernel::kBlockSlabFull;
+  return Enqueue(ctx.stream, [args, stream = ctx.stream] {
+    ++device->pair_runs;
+    const int64_t stride = (args.first.weight.out + 7) / 8 * 8;
+    std::vector<uint16_t> between(args.first.tokens * stride);
+    LinearArgs first = args.first, second = args.second;
+    first.y = between.data(), first.y_stride = stride;
+    second.x = between.data(), second.x_stride = stride;
+    Stream& on = StreamOf(stream);
+    if (device->micros)
+      on.micros += device->micros(kAsKernel, first) + device->micros(kAsKernel, second) - 1;
+    const KernelStatus status = FakeLinear(kAsKernel, first);
+    return status.ok() ? FakeLinear(kAsKernel, second) : status;
+  });
+}
+
 template <size_t... kIndices>
 constexpr auto LinearTable(std::index_sequence<kIndices...>) {
   using Run = KernelStatus (*)(const KernelContext&, const LinearArgs&);
@@ -248,6 +267,7 @@ constexpr OpTable kOps = {
     .layer_norm = Op<kernels::LayerNormArgs, FakeLayerNorm>,
     .transpose = Op<kernels::TransposeArgs, FakeTranspose>,
     .patch = Op<kernels::PatchArgs, FakePatch>,
+    .linear_pair = LinearPair,
 };
 
 constexpr CudaModule kModule = {

@@ -26,6 +26,7 @@ struct FakeCuda {
   int live_handles = 0;                 // pinned memory, streams, events and graphs
   int captures = 0, launches = 0, settles = 0;
   std::map<kernels::cuda::CudaKernel, int> runs;  // of linear kernels
+  int pair_runs = 0;                              // of fused pairs of them
   std::map<int, int> launches_of;                 // of graphs, by the device that the thread uses
 
   // Not empty: the device is lost, and every call answers this.

@@ -71,7 +71,8 @@ std::vector<char> UnpackBlocks(const kernels::WeightView& weight) {
 }
 
 bool ReadsBlocks(CudaKernel kernel) {
-  return kernel >= CudaKernel::kBlockMma && kernel <= CudaKernel::kBlockTwin128;
+  return (kernel >= CudaKernel::kBlockMma && kernel <= CudaKernel::kBlockTwin128) ||
+         kernel == CudaKernel::kBlockSlab64Pairs;
 }
 
 }  // namespace

@@ -28,7 +28,9 @@ kernels::LinearArgs LinearOp::Args(const RunContext& context, const Step& step) 
 }
 
 kernels::KernelStatus LinearOp::Run(const RunContext& context, const Step& step) const {
-  return context.linears[layer_].variant->run(context.kernel, Args(context, step));
+  const LinearBinding& binding = context.linears[layer_];
+  if (binding.paired) return {};  // the second layer's step runs both
+  return binding.variant->run(context.kernel, Args(context, step));
 }
 
 namespace {

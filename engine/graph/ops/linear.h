@@ -8,7 +8,7 @@
 namespace espalier::graph {
 
 // Inputs of the step: x [items · tokens_per_item, in], and the bias [out] when there is one.
-class LinearOp final : public Op {
+class LinearOp : public Op {
  public:
   LinearOp(int weight, int64_t out, int64_t in, int64_t tokens_per_item)
       : weight_(weight), out_(out), in_(in), tokens_per_item_(tokens_per_item) {}

@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "engine/graph/linear_pairs.h"
 #include "engine/graph/ops/cast.h"
 #include "engine/graph/ops/linear.h"
 #include "gmock/gmock.h"
@@ -90,6 +91,25 @@ TEST(DeviceFormsTest, StepsThatKnowNoRowsGetContiguousValues) {
   EXPECT_EQ(Output(odd, 0).row_stride, 64);
   EXPECT_EQ(Output(odd, 1).width, 0);
   EXPECT_EQ(Output(odd, 3).row_stride, 64);
+}
+
+TEST(LinearPairsTest, NeighboursWithoutAnotherReaderArePairsAndNoLayerIsInTwo) {
+  Program program = MakeProgram({64, 128, 64, 128, 64, 8}, "Relu", DType::kBFloat16);
+  const std::vector<int> x_of_first = program.steps[1].inputs;  // after the conversion of x
+  const std::vector<LinearPair> pairs = PairLinears(program);
+  ASSERT_EQ(pairs.size(), 2u);
+  EXPECT_EQ(pairs[0].first, 0);
+  EXPECT_EQ(pairs[0].second, 1);
+  EXPECT_EQ(pairs[1].first, 2);
+  EXPECT_EQ(pairs[1].second, 3);
+  EXPECT_EQ(program.steps[2].keeps, x_of_first) << "x lives until both have run";
+  for (size_t i = 0; i < program.linears.size(); ++i)
+    EXPECT_EQ(program.linears[i]->layer(), static_cast<int>(i));
+}
+
+TEST(LinearPairsTest, LayersWithAStepBetweenThemAreNone) {
+  Program program = MakeProgram({64, 128, 64}, "Softmax", DType::kBFloat16);
+  EXPECT_TRUE(PairLinears(program).empty());
 }
 
 }  // namespace

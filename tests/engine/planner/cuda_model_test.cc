@@ -110,6 +110,52 @@ TEST_F(CudaModelTest, AKernelThatRefusesItsProblemFallsToTheNext) {
   EXPECT_THAT((*model)->plan().layers[0].buckets[0].chosen.variant, HasSubstr("cublaslt"));
 }
 
+// bf16 layers of these widths of which every fourth block of 64 × 64 is left.
+formats::ModelGraph MakeBlock64Mlp(const std::vector<int64_t>& widths) {
+  formats::ModelGraph graph = MakeMlp(widths, Pattern::kDense, 1, DType::kBFloat16);
+  for (size_t i = 1; i < widths.size(); ++i) {
+    auto* values = graph.initializers.at("w" + std::to_string(i)).As<uint16_t>();
+    for (int64_t r = 0; r < widths[i]; ++r) {
+      for (int64_t c = 0; c < widths[i - 1]; ++c)
+        if ((r / 64 + 3 * (c / 64)) % 4 != 0) values[r * widths[i - 1] + c] = 0;
+    }
+  }
+  return graph;
+}
+
+TEST_F(CudaModelTest, TwoLayersRunAsOneKernelWhereThatIsFaster) {
+  const std::vector<int64_t> widths = {128, 256, 128, 64};
+  auto model = Prepare(MakeBlock64Mlp(widths));
+  ASSERT_TRUE(model.ok()) << model.status();
+  const std::vector<LayerPlan>& layers = (*model)->plan().layers;
+  ASSERT_EQ(layers.size(), 3u);
+  for (size_t b = 0; b < layers[0].buckets.size(); ++b) {
+    EXPECT_EQ(layers[0].buckets[b].paired, "");
+    EXPECT_THAT(layers[1].buckets[b].paired, HasSubstr("in one kernel with " + layers[0].name));
+    EXPECT_EQ(layers[2].buckets[b].paired, "") << "the layer before it has a partner";
+  }
+  EXPECT_THAT(ToTable((*model)->plan()), HasSubstr("in one kernel with " + layers[0].name));
+  EXPECT_THAT(ToJson((*model)->plan()), HasSubstr("\"paired\": \"in one kernel with"));
+  auto state = (*model)->NewState();
+  ASSERT_TRUE(state.ok());
+  const int before = fake_.pair_runs;
+  ASSERT_TRUE((*model)->Run(**state, 3).ok());
+  EXPECT_EQ(fake_.pair_runs, before + 1);
+  EXPECT_LT(WorstError(**model, MakeBlock64Mlp(widths)), 0.15) << "bf16 after every layer";
+}
+
+TEST_F(CudaModelTest, DeterministicModelsAndWideLayersHaveNoPairs) {
+  for (const bool deterministic : {true, false}) {
+    const int64_t out =
+        deterministic ? 64 : 64 * 25;  // more accumulators than a multiprocessor has
+    auto model = Prepare(MakeBlock64Mlp({128, 64, out}), {.deterministic = deterministic});
+    ASSERT_TRUE(model.ok()) << model.status();
+    for (const BucketChoice& bucket : (*model)->plan().layers[1].buckets)
+      EXPECT_EQ(bucket.paired, "");
+  }
+  EXPECT_EQ(fake_.pair_runs, 0);
+}
+
 TEST_F(CudaModelTest, PrecisionDecidesWhatIsComputedIn) {
   const auto graph = [] { return MakeMlp({64, 64}, Pattern::kBlocks, 0.2); };
   auto strict = Prepare(graph());
