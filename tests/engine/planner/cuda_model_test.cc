@@ -147,8 +147,8 @@ TEST_F(CudaModelTest, TwoLayersRunAsOneKernelWhereThatIsFaster) {
 TEST_F(CudaModelTest, DeterministicModelsAndWideLayersHaveNoPairs) {
   for (const bool deterministic : {true, false}) {
     const int64_t out =
-        deterministic ? 64 : 64 * 25;  // more accumulators than a multiprocessor has
-    auto model = Prepare(MakeBlock64Mlp({128, 64, out}), {.deterministic = deterministic});
+        deterministic ? 128 : 64 * 25;  // more accumulators than a multiprocessor has
+    auto model = Prepare(MakeBlock64Mlp({128, 256, out}), {.deterministic = deterministic});
     ASSERT_TRUE(model.ok()) << model.status();
     for (const BucketChoice& bucket : (*model)->plan().layers[1].buckets)
       EXPECT_EQ(bucket.paired, "");
