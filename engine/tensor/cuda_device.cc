@@ -113,11 +113,41 @@ absl::StatusOr<CudaHandle> CudaDevice::AllocatePinned(size_t bytes) const {
 
 absl::StatusOr<CudaHandle> CudaDevice::Upload(const void* from, size_t bytes) const {
   auto memory = Allocate(bytes);
-  if (!memory.ok() || bytes == 0) return memory;
-  KernelStatus status = module_.copy(memory->get(), from, bytes, nullptr);
-  if (status.ok()) status = module_.synchronize_stream(nullptr);
-  if (!status.ok()) return Explain(status, absl::StrCat("copy ", bytes, " bytes to the device"));
+  if (!memory.ok()) return memory;
+  if (absl::Status status = Copy(memory->get(), from, bytes, nullptr); !status.ok()) return status;
   return memory;
+}
+
+absl::Status CudaDevice::Copy(void* to, const void* from, size_t bytes, void* stream) const {
+  if (bytes == 0) return absl::OkStatus();
+  if (absl::Status status = Use(); !status.ok()) return status;
+  KernelStatus status = module_.copy(to, from, bytes, stream);
+  if (status.ok()) status = module_.synchronize_stream(stream);
+  return Explain(status, absl::StrCat("copy ", bytes, " bytes"));
+}
+
+absl::StatusOr<CudaHandle> CudaDevice::OpenIpc(absl::string_view handle) const {
+  if (handle.size() != kernels::cuda::kIpcHandleBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a handle of ", handle.size(), " bytes, expected the ",
+                     kernels::cuda::kIpcHandleBytes, " of a cudaIpcMemHandle_t"));
+  }
+  if (absl::Status status = Use(); !status.ok()) return status;
+  kernels::cuda::IpcMemory memory = {};
+  const KernelStatus opened = module_.open_ipc_memory(handle.data(), &memory);
+  if (!opened.ok()) {
+    const absl::Status status = Explain(opened, "open a handle of another process");
+    if (!absl::IsInternal(status)) return status;
+    // Not a bug of ours: the client's handle, or a driver that cannot tell how much is mapped.
+    return opened.code == KernelCode::kUnsupported ? absl::UnimplementedError(status.message())
+                                                   : absl::InvalidArgumentError(status.message());
+  }
+  CudaHandle owned(this, memory.pointer, &CudaModule::close_ipc_memory, memory.bytes);
+  if (memory.device != index()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the handle is of memory on GPU ", memory.device, ", expected GPU ", index()));
+  }
+  return owned;
 }
 
 absl::StatusOr<CudaHandle> CudaDevice::NewStream() const {

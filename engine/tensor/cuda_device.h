@@ -83,6 +83,12 @@ class CudaDevice final : public Device {
   absl::StatusOr<CudaHandle> AllocatePinned(size_t bytes) const;
   // A copy of host memory on the device, complete when this returns.
   absl::StatusOr<CudaHandle> Upload(const void* from, size_t bytes) const;
+  // Between host and device memory, complete when this returns; `stream` is one of this device, or null. Whoever enqueued
+  // something else on the stream waits for that too.
+  absl::Status Copy(void* to, const void* from, size_t bytes, void* stream) const;
+  // The memory behind a handle that another process exported (see module.h); its bytes() are all that is mapped.
+  // InvalidArgument, with the driver's words, for what cannot be opened here, and for memory of another GPU.
+  absl::StatusOr<CudaHandle> OpenIpc(absl::string_view handle) const;
   absl::StatusOr<CudaHandle> NewStream() const;
   absl::StatusOr<CudaHandle> NewEvent() const;
   // What `enqueue` puts on `stream`, as a graph.

@@ -1,5 +1,6 @@
 #include "kernels/cuda/module.h"
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <cstring>
@@ -55,6 +56,47 @@ KernelStatus Copy(void* to, const void* from, size_t bytes, void* stream) {
 KernelStatus Fill(void* to, int byte, size_t bytes, void* stream) {
   return FromCuda(cudaMemsetAsync(to, byte, bytes, Stream(stream)));
 }
+
+static_assert(sizeof(cudaIpcMemHandle_t) == kIpcHandleBytes);
+
+KernelStatus ExportIpcMemory(void* pointer, void* handle) {
+  return FromCuda(cudaIpcGetMemHandle(static_cast<cudaIpcMemHandle_t*>(handle), pointer));
+}
+
+// The runtime knows where a pointer lies, but only the driver how far its mapping reaches.
+KernelStatus Locate(void* pointer, IpcMemory* memory) {
+  using AddressRange = decltype(&cuMemGetAddressRange);
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  cudaError_t error = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &function, 12000,
+                                                       cudaEnableDefault, &found);
+  if (error != cudaSuccess) return FromCuda(error);
+  if (found != cudaDriverEntryPointSuccess)
+    return {KernelCode::kUnsupported, "the driver has no cuMemGetAddressRange"};
+  cudaPointerAttributes attributes;
+  error = cudaPointerGetAttributes(&attributes, pointer);
+  if (error != cudaSuccess) return FromCuda(error);
+  const auto address = reinterpret_cast<CUdeviceptr>(pointer);
+  CUdeviceptr base = 0;
+  size_t bytes = 0;
+  if (reinterpret_cast<AddressRange>(function)(&base, &bytes, address) != CUDA_SUCCESS)
+    return {KernelCode::kUnsupported, "the driver does not tell the size of the mapping"};
+  *memory = {pointer, bytes - (address - base), attributes.device};
+  return {};
+}
+
+KernelStatus OpenIpcMemory(const void* handle, IpcMemory* memory) {
+  cudaIpcMemHandle_t opened;
+  std::memcpy(&opened, handle, sizeof(opened));
+  void* pointer = nullptr;
+  const cudaError_t error = cudaIpcOpenMemHandle(&pointer, opened, cudaIpcMemLazyEnablePeerAccess);
+  if (error != cudaSuccess) return FromCuda(error);
+  KernelStatus status = Locate(pointer, memory);
+  if (!status.ok()) cudaIpcCloseMemHandle(pointer);
+  return status;
+}
+
+KernelStatus CloseIpcMemory(void* pointer) { return FromCuda(cudaIpcCloseMemHandle(pointer)); }
 
 KernelStatus CreateStream(void** stream) {
   cudaStream_t created = nullptr;
@@ -144,6 +186,9 @@ constexpr CudaModule kModule = {
     .release_pinned = ReleasePinned,
     .copy = Copy,
     .fill = Fill,
+    .export_ipc_memory = ExportIpcMemory,
+    .open_ipc_memory = OpenIpcMemory,
+    .close_ipc_memory = CloseIpcMemory,
     .create_stream = CreateStream,
     .destroy_stream = DestroyStream,
     .synchronize_stream = SynchronizeStream,

@@ -23,7 +23,10 @@
 
 namespace espalier::kernels::cuda {
 
-constexpr uint32_t kCudaModuleAbi = 5;
+constexpr uint32_t kCudaModuleAbi = 6;
+
+// Of a handle by which one process lets another map its device memory (cudaIpcMemHandle_t).
+constexpr size_t kIpcHandleBytes = 64;
 
 struct CudaDeviceInfo {
   char name[256];
@@ -34,6 +37,13 @@ struct CudaDeviceInfo {
   size_t l2_bytes;
   size_t shared_bytes_per_block;  // the most a block may ask for
   int32_t pci_domain, pci_bus, pci_device;
+};
+
+// Device memory of another process, mapped into this one.
+struct IpcMemory {
+  void* pointer;
+  size_t bytes;    // mapped from `pointer` on, by the driver's account
+  int32_t device;  // where they lie
 };
 
 struct CudaModule {
@@ -52,6 +62,14 @@ struct CudaModule {
   // Between any two of host, pinned and device memory; asynchronous when the host side is pinned.
   KernelStatus (*copy)(void* to, const void* from, size_t bytes, void* stream);
   KernelStatus (*fill)(void* to, int byte, size_t bytes, void* stream);
+
+  // Handles are kIpcHandleBytes long. What is exported comes from `allocate`, and stays until nobody has it open: reading a
+  // mapping of freed memory is undefined, and may cost the reader its device. A handle is opened on the current device, in
+  // another process than its owner's (there the driver refuses it). Opening it again gives the same pointer; every opening
+  // needs its closing.
+  KernelStatus (*export_ipc_memory)(void* pointer, void* handle);
+  KernelStatus (*open_ipc_memory)(const void* handle, IpcMemory* memory);
+  KernelStatus (*close_ipc_memory)(void* pointer);
 
   KernelStatus (*create_stream)(void** stream);
   KernelStatus (*destroy_stream)(void* stream);

@@ -125,6 +125,7 @@ KernelStatus Allocate(size_t bytes, void** pointer) {
 
 KernelStatus Release(void* pointer) {
   const std::lock_guard lock(mutex);
+  device->ipc.Forget(pointer);
   device->allocations.erase(pointer);
   std::free(pointer);
   return Alive();
@@ -147,7 +148,7 @@ KernelStatus ReleasePinned(void* pointer) {
 
 KernelStatus Copy(void* to, const void* from, size_t bytes, void* stream) {
   return Enqueue(stream, [=] {
-    std::memcpy(to, from, bytes);
+    std::memcpy(device->ipc.Place(to), device->ipc.Place(const_cast<void*>(from)), bytes);
     return KernelStatus();
   });
 }
@@ -157,6 +158,25 @@ KernelStatus Fill(void* to, int byte, size_t bytes, void* stream) {
     std::memset(to, byte, bytes);
     return KernelStatus();
   });
+}
+
+KernelStatus ExportIpcMemory(void* pointer, void* handle) {
+  const std::lock_guard lock(mutex);
+  if (KernelStatus status = Alive(); !status.ok()) return status;
+  const auto found = device->allocations.find(pointer);
+  if (found == device->allocations.end()) return {KernelCode::kLaunchFailed, "invalid argument"};
+  return device->ipc.Export(pointer, found->second, current_device, handle);
+}
+
+KernelStatus OpenIpcMemory(const void* handle, kernels::cuda::IpcMemory* memory) {
+  const std::lock_guard lock(mutex);
+  if (KernelStatus status = Alive(); !status.ok()) return status;
+  return device->ipc.Open(handle, memory);
+}
+
+KernelStatus CloseIpcMemory(void* pointer) {
+  const std::lock_guard lock(mutex);
+  return device->ipc.Close(pointer);
 }
 
 KernelStatus SynchronizeStream(void*) { return Alive(); }
@@ -283,6 +303,9 @@ constexpr CudaModule kModule = {
     .release_pinned = ReleasePinned,
     .copy = Copy,
     .fill = Fill,
+    .export_ipc_memory = ExportIpcMemory,
+    .open_ipc_memory = OpenIpcMemory,
+    .close_ipc_memory = CloseIpcMemory,
     .create_stream = Make<Stream>,
     .destroy_stream = Delete<Stream>,
     .synchronize_stream = SynchronizeStream,

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "kernels/cuda/module.h"
+#include "tests/testing/fake_ipc.h"
 
 namespace espalier::testing {
 
@@ -24,6 +25,7 @@ struct FakeCuda {
   // What happened so far.
   std::map<void*, size_t> allocations;  // on the "device"
   int live_handles = 0;                 // pinned memory, streams, events and graphs
+  FakeIpc ipc;
   int captures = 0, launches = 0, settles = 0;
   std::map<kernels::cuda::CudaKernel, int> runs;  // of linear kernels
   int pair_runs = 0;                              // of fused pairs of them

@@ -110,6 +110,37 @@ TEST(CudaDeviceTest, AStickyErrorIsToldOnceAndEveryCallFailsFromThenOn) {
   EXPECT_EQ(told, 1);
 }
 
+TEST(CudaDeviceTest, WhatOneProcessExportsAnotherOpensWithItsSizeUntilBothAreDone) {
+  FakeCuda& fake = FakeCuda::Reset();
+  const auto device = MustOpen();
+  auto memory = device->Upload("before", 6);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  testing::FakeIpcHandle handle;
+  ASSERT_TRUE(device->module().export_ipc_memory(memory->get(), &handle).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(device->OpenIpc(handle.bytes()).status()))
+      << "within the process that exported it";
+  handle.owner = 1;
+  auto opened = device->OpenIpc(handle.bytes());
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_EQ(opened->bytes(), fake.allocations.at(memory->get()));
+  EXPECT_EQ(std::memcmp(opened->get(), "before", 6), 0);
+  ASSERT_TRUE(device->Copy(memory->data() + 2, "xyz", 3, nullptr).ok());
+  char got[6];
+  ASSERT_TRUE(device->Copy(got, opened->get(), 6, nullptr).ok());
+  EXPECT_EQ(std::memcmp(got, "bexyze", 6), 0);
+  {
+    const auto again = device->OpenIpc(handle.bytes());
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->get(), opened->get());
+    EXPECT_EQ(fake.ipc.open(), 2);
+  }
+  opened = CudaHandle();
+  EXPECT_EQ(fake.ipc.open(), 0);
+  memory = CudaHandle();
+  EXPECT_TRUE(absl::IsInvalidArgument(device->OpenIpc(handle.bytes()).status()))
+      << "its owner has freed it";
+}
+
 TEST(CudaDeviceTest, AGraphRunsWhenItIsLaunchedAndAFailedCaptureSaysWhy) {
   FakeCuda& fake = FakeCuda::Reset();
   const auto device = MustOpen();
