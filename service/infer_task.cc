@@ -108,6 +108,8 @@ void InferTask::Begin(const grpc::ByteBuffer& message) {
 void InferTask::Answer(absl::Status status) {
   if (runtime::IsOverload(status)) status = AskToRetry(status);
   if (trace_ != nullptr) RecordTrace(status);
+  // Once a client has its answers, its regions are its own again: what it unregisters then is closed when it is told so.
+  targets_.clear();
   Deliver(std::move(status));
 }
 

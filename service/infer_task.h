@@ -3,9 +3,10 @@
 //   callback thread   Begin ──▶ decode ──▶ find version ──▶ Submit
 //   instance's thread                          TakeOutputs ──▶ Answer
 //
-// Nothing here waits. The message's slices are held until the task is gone, because the runtime
-// copies tensors straight from them; the response is one slice, into which the outputs are copied.
-// Inputs in shared memory are read when the request begins, outputs are written there by the run.
+// Nothing here waits, but for a copy from or to a region on a GPU. The message's slices are held
+// until the task is gone, because the runtime copies tensors straight from them; the response is one
+// slice, into which the outputs are copied. Inputs in shared memory are read when the request begins,
+// outputs are written there by the run.
 #pragma once
 
 #include <memory>

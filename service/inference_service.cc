@@ -1,5 +1,7 @@
 #include "service/inference_service.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "grpcpp/generic/async_generic_service.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
@@ -23,9 +25,10 @@ constexpr const char* kExtensions[] = {
     "statistics",
 };
 
-absl::Status NotOffered(Rpc rpc) {
-  return absl::UnimplementedError(absl::StrCat(NameOf(rpc), " is not offered by this server"));
-}
+constexpr std::pair<SharedMemoryKind, const char*> kSharedMemoryExtensions[] = {
+    {SharedMemoryKind::kSystem, "system_shared_memory"},
+    {SharedMemoryKind::kCuda, "cuda_shared_memory"},
+};
 
 // All methods are taken as raw messages: a message that cannot be parsed would otherwise be
 // answered by gRPC itself, with a code that means something else and without a text.
@@ -35,9 +38,8 @@ using RawInfer = Methods::WithRawCallbackMethod_ModelInfer<
     Methods::WithRawCallbackMethod_ModelStreamInfer<Methods::Service>>;
 #define ESPALIER_RAW(name) Methods::WithRawCallbackMethod_##name <
 #define ESPALIER_CLOSE(name) >
-using Base = ESPALIER_OFFERED_RPCS(ESPALIER_RAW) ESPALIER_REPOSITORY_RPCS(ESPALIER_RAW)
-    ESPALIER_REFUSED_RPCS(ESPALIER_RAW) RawInfer ESPALIER_REFUSED_RPCS(ESPALIER_CLOSE)
-        ESPALIER_REPOSITORY_RPCS(ESPALIER_CLOSE) ESPALIER_OFFERED_RPCS(ESPALIER_CLOSE);
+using Base = ESPALIER_OFFERED_RPCS(ESPALIER_RAW) ESPALIER_REPOSITORY_RPCS(ESPALIER_RAW) RawInfer
+    ESPALIER_REPOSITORY_RPCS(ESPALIER_CLOSE) ESPALIER_OFFERED_RPCS(ESPALIER_CLOSE);
 #undef ESPALIER_RAW
 #undef ESPALIER_CLOSE
 
@@ -76,16 +78,6 @@ class InferenceService final : public Base {
   }
   ESPALIER_REPOSITORY_RPCS(ESPALIER_CONTROL)
 #undef ESPALIER_CONTROL
-
-#define ESPALIER_REFUSE(name)                                                              \
-  using Base::name;                                                                        \
-  ServerUnaryReactor* name(CallbackServerContext* context, const ByteBuffer*, ByteBuffer*) \
-      override {                                                                           \
-    return RpcScope(state_.telemetry, *context, Rpc::k##name)                              \
-        .Finish(*context, NotOffered(Rpc::k##name));                                       \
-  }
-  ESPALIER_REFUSED_RPCS(ESPALIER_REFUSE)
-#undef ESPALIER_REFUSE
 
  private:
   // A unary RPC: parse, Handle, serialise.
@@ -135,7 +127,9 @@ class InferenceService final : public Base {
     response->set_name("espalier");
     response->set_version(ESPALIER_VERSION);
     for (const char* extension : kExtensions) response->add_extensions(extension);
-    if (state_.shared_memory.allowed()) response->add_extensions("system_shared_memory");
+    for (const auto& [kind, extension] : kSharedMemoryExtensions) {
+      if (state_.shared_memory.CheckOffered(kind).ok()) response->add_extensions(extension);
+    }
     if (state_.tracer.allowed()) response->add_extensions("trace");
     return absl::OkStatus();
   }
@@ -179,7 +173,7 @@ class InferenceService final : public Base {
 
   absl::Status Handle(const inference::SystemSharedMemoryStatusRequest& request,
                       inference::SystemSharedMemoryStatusResponse* response) {
-    auto regions = state_.shared_memory.List(request.name());
+    auto regions = state_.shared_memory.List<SystemSharedMemory>(request.name());
     if (!regions.ok()) return regions.status();
     for (const auto& region : *regions) {
       auto& status = (*response->mutable_regions())[region->name()];
@@ -193,13 +187,37 @@ class InferenceService final : public Base {
 
   absl::Status Handle(const inference::SystemSharedMemoryRegisterRequest& request,
                       inference::SystemSharedMemoryRegisterResponse*) {
-    return state_.shared_memory.Register(request.name(), request.key(), request.offset(),
-                                         request.byte_size());
+    return state_.shared_memory.RegisterSystem(request.name(), request.key(), request.offset(),
+                                               request.byte_size());
   }
 
   absl::Status Handle(const inference::SystemSharedMemoryUnregisterRequest& request,
                       inference::SystemSharedMemoryUnregisterResponse*) {
-    return state_.shared_memory.Unregister(request.name());
+    return state_.shared_memory.Unregister(SharedMemoryKind::kSystem, request.name());
+  }
+
+  absl::Status Handle(const inference::CudaSharedMemoryStatusRequest& request,
+                      inference::CudaSharedMemoryStatusResponse* response) {
+    auto regions = state_.shared_memory.List<CudaSharedMemory>(request.name());
+    if (!regions.ok()) return regions.status();
+    for (const auto& region : *regions) {
+      auto& status = (*response->mutable_regions())[region->name()];
+      status.set_name(region->name());
+      status.set_device_id(static_cast<uint64_t>(region->device_id()));
+      status.set_byte_size(region->byte_size());
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Handle(const inference::CudaSharedMemoryRegisterRequest& request,
+                      inference::CudaSharedMemoryRegisterResponse*) {
+    return state_.shared_memory.RegisterCuda(request.name(), request.raw_handle(),
+                                             request.device_id(), request.byte_size());
+  }
+
+  absl::Status Handle(const inference::CudaSharedMemoryUnregisterRequest& request,
+                      inference::CudaSharedMemoryUnregisterResponse*) {
+    return state_.shared_memory.Unregister(SharedMemoryKind::kCuda, request.name());
   }
 
   absl::Status Handle(const inference::TraceSettingRequest& request,

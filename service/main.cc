@@ -112,6 +112,11 @@ ABSL_FLAG(
     "Let clients on this machine pass tensors in POSIX shared memory. Off, because whoever may "
     "connect can then have the server read and overwrite any shared memory that its user may "
     "open.");
+ABSL_FLAG(
+    bool, allow_cuda_shared_memory, false,
+    "Let clients on this machine pass tensors in GPU memory of theirs (CUDA IPC handles). Off, "
+    "because whoever may connect can then have the server read and overwrite what any process "
+    "here has exported, and can cost it the GPU by freeing memory that is in use.");
 ABSL_FLAG(std::string, ready_file, "",
           "File that is written when all models are loaded: {\"grpc_port\": …, \"metrics_port\": "
           "…}, with --update_address \"update_port\" too. Empty writes none.");
@@ -247,6 +252,7 @@ absl::StatusOr<ServerOptions> ReadFlags() {
   options.max_requests_in_flight = absl::GetFlag(FLAGS_max_requests_in_flight);
   options.max_request_bytes_in_flight = absl::GetFlag(FLAGS_max_request_bytes_in_flight);
   options.allow_system_shared_memory = absl::GetFlag(FLAGS_allow_system_shared_memory);
+  options.allow_cuda_shared_memory = absl::GetFlag(FLAGS_allow_cuda_shared_memory);
   options.trace_file = absl::GetFlag(FLAGS_trace_file);
   options.max_streams = absl::GetFlag(FLAGS_max_streams);
   options.max_queue_size = absl::GetFlag(FLAGS_max_queue_size);

@@ -6,8 +6,8 @@
 
 namespace espalier::service {
 
-// Unary RPCs that are answered, and those that are refused with UNIMPLEMENTED. ModelInfer and
-// ModelStreamInfer have types of their own and stand apart.
+// Unary RPCs that are answered at once. ModelInfer and ModelStreamInfer have types of their own and
+// stand apart.
 #define ESPALIER_OFFERED_RPCS(X)  \
   X(ServerLive)                   \
   X(ServerReady)                  \
@@ -20,6 +20,9 @@ namespace espalier::service {
   X(SystemSharedMemoryStatus)     \
   X(SystemSharedMemoryRegister)   \
   X(SystemSharedMemoryUnregister) \
+  X(CudaSharedMemoryStatus)       \
+  X(CudaSharedMemoryRegister)     \
+  X(CudaSharedMemoryUnregister)   \
   X(TraceSetting)                 \
   X(LogSettings)
 
@@ -27,11 +30,6 @@ namespace espalier::service {
 #define ESPALIER_REPOSITORY_RPCS(X) \
   X(RepositoryModelLoad)            \
   X(RepositoryModelUnload)
-
-#define ESPALIER_REFUSED_RPCS(X) \
-  X(CudaSharedMemoryStatus)      \
-  X(CudaSharedMemoryRegister)    \
-  X(CudaSharedMemoryUnregister)
 
 // Of espalier.v1.UpdateService, see update_service.h.
 #define ESPALIER_UPDATE_RPCS(X) \
@@ -51,7 +49,7 @@ namespace espalier::service {
   X(ModelInfer)            \
   X(ModelStreamInfer)      \
   ESPALIER_OFFERED_RPCS(X) \
-  ESPALIER_REPOSITORY_RPCS(X) ESPALIER_REFUSED_RPCS(X) ESPALIER_UPDATE_RPCS(X)
+  ESPALIER_REPOSITORY_RPCS(X) ESPALIER_UPDATE_RPCS(X)
 
 enum class Rpc : uint8_t {
 #define ESPALIER_RPC_ENUM(name) k##name,

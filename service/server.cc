@@ -165,8 +165,10 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
     if (!state_dir.ok()) return state_dir.status();
     server->state_dir_ = *std::move(state_dir);
   }
-  if (loader == nullptr) {
+  if (loader == nullptr || given.device != DeviceMode::kCpu) {
     if (absl::Status status = server->OpenDevicesAsGiven(); !status.ok()) return status;
+  }
+  if (loader == nullptr) {
     loader = runtime::MakeFileModelLoader(server->devices_,
                                           server->state_dir_ ? server->state_dir_->plans() : "");
   }
@@ -197,8 +199,10 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
       *server->models_,
       Telemetry({given.max_requests_in_flight, given.max_request_bytes_in_flight}),
       StreamRegistry({given.max_streams, given.max_stream_requests_in_flight}),
-      SharedMemoryRegions(given.allow_system_shared_memory), Tracer(given.trace_file),
-      given.queue_full_status, given.model_control_mode == ModelControlMode::kExplicit});
+      SharedMemoryRegions({given.allow_system_shared_memory, given.allow_cuda_shared_memory},
+                          server->devices_),
+      Tracer(given.trace_file), given.queue_full_status,
+      given.model_control_mode == ModelControlMode::kExplicit});
   // Metrics first: it is the cheaper one to undo.
   if (absl::Status status = server->ListenForMetrics(); !status.ok()) return status;
   if (absl::Status status = server->Listen(); !status.ok()) return status;

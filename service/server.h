@@ -57,6 +57,7 @@ struct ServerOptions {
   int64_t max_streams = 1024;                              // open at once; 0: no limit
   int64_t max_stream_requests_in_flight = 256;             // per stream, which then waits
   bool allow_system_shared_memory = false;                 // tensors in regions of clients
+  bool allow_cuda_shared_memory = false;                   // the same on a GPU
   int64_t max_queue_size = 0;  // waiting requests per model whose config sets none; 0: no limit
   absl::StatusCode queue_full_status = absl::StatusCode::kUnavailable;  // or kResourceExhausted
   absl::Duration max_connection_age = absl::ZeroDuration();             // 0: no limit
@@ -73,7 +74,7 @@ class Server {
   // Locks the state directory, lists the repositories, listens, and begins to load. Errors say what
   // to change: an address in use, a repository that does not exist, a locked state directory.
   static absl::StatusOr<std::unique_ptr<Server>> Start(ServerOptions options);
-  // The same with another loader, for tests.
+  // The same with another loader, for tests; its models need no device, so none is opened for DeviceMode::kCpu.
   static absl::StatusOr<std::unique_ptr<Server>> Start(
       ServerOptions options, std::unique_ptr<runtime::ModelLoader> loader);
   // Drains without patience if Drain was not called.

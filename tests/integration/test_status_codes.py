@@ -64,19 +64,14 @@ def test_repository_name_is_unimplemented(stub):
     assert error.value.code() == Code.UNIMPLEMENTED and error.value.details()
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        "CudaSharedMemoryStatus",
-        "CudaSharedMemoryRegister",
-        "CudaSharedMemoryUnregister",
-    ],
-)
-def test_an_rpc_that_is_not_offered_is_unimplemented_with_text(stub, method):
+@pytest.mark.parametrize("kind", ["System", "Cuda"])
+@pytest.mark.parametrize("what", ["Status", "Register", "Unregister"])
+def test_shared_memory_that_is_not_allowed_is_unimplemented_with_text(stub, kind, what):
+    method = f"{kind}SharedMemory{what}"
     with pytest.raises(grpc.RpcError) as error:
         getattr(stub, method)(getattr(service_pb2, f"{method}Request")(), timeout=30)
     assert error.value.code() == Code.UNIMPLEMENTED
-    assert method in error.value.details()
+    assert f"--allow_{kind.lower()}_shared_memory" in error.value.details()
 
 
 @pytest.fixture(scope="module")

@@ -160,11 +160,12 @@ def test_an_error_reaches_the_exception(client, digits):
     assert "no_such_model" in error.value.message()
 
 
-def test_what_is_not_offered_says_so(client):
-    for call in (
-        client.get_cuda_shared_memory_status,
+def test_shared_memory_is_refused_with_the_flag_that_allows_it(client):
+    for flag, call in (
+        ("--allow_system_shared_memory", client.get_system_shared_memory_status),
+        ("--allow_cuda_shared_memory", client.get_cuda_shared_memory_status),
     ):
         with pytest.raises(InferenceServerException) as error:
             call()
         assert error.value.status() == "StatusCode.UNIMPLEMENTED"
-        assert error.value.message()
+        assert flag in error.value.message()
