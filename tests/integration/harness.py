@@ -42,7 +42,11 @@ class Espalierd:
     """
 
     def __init__(
-        self, repository: pathlib.Path, *flags: str, state_dir: pathlib.Path | None = None
+        self,
+        repository: pathlib.Path,
+        *flags: str,
+        state_dir: pathlib.Path | None = None,
+        environment: dict[str, str] | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="espalierd-")
         folder = pathlib.Path(self._folder.name)
@@ -57,6 +61,7 @@ class Espalierd:
             *([f"--state_dir={state_dir}"] if state_dir else []),
             *flags,
         ]
+        self.environment = {**os.environ, **(environment or {})}
         self.process: subprocess.Popen | None = None
         self.url = self.metrics_url = self.update_url = ""
         self.seconds_to_ready = 0.0
@@ -102,6 +107,7 @@ class Espalierd:
         """Starts the process without waiting for it."""
         self.process = subprocess.Popen(
             self.command,
+            env=self.environment,
             stdout=subprocess.DEVNULL,
             stderr=self.log_file.open("wb"),
             start_new_session=True,

@@ -1,4 +1,5 @@
-"""The shipped Prometheus configuration, alerts and dashboard, with Debian's real Prometheus."""
+"""The shipped Prometheus configuration, alerts and dashboard, with Debian's real Prometheus, scraping a server whose GPU and
+NVML are stand-ins (tests/testing/fake_cuda.h, tests/testing/fake_nvml.cc)."""
 
 from __future__ import annotations
 
@@ -29,6 +30,8 @@ DEPLOY = harness.ROOT / "deploy"
 ALERTS = DEPLOY / "prometheus/alerts.yml"
 DASHBOARD = json.loads((DEPLOY / "grafana/espalier.json").read_text())
 NAME = "mnist_block16"
+LIBRARIES = harness.BIN.parent / "lib"
+MODULE = LIBRARIES / "libespalier_fake_cuda_module.so"
 SCRAPES_PER_SECOND = 2
 CONFIG = """
     parameters { key: "execute_delay_ms" value { string_value: "20" } }
@@ -126,13 +129,27 @@ def make_updates(server: harness.Espalierd, folder: pathlib.Path, done: threadin
 @pytest.fixture(scope="module")
 def monitored(tmp_path_factory, digits) -> Iterator[Prometheus]:
     """Prometheus, scraping a server under load for a few seconds."""
+    if not MODULE.exists():
+        pytest.skip("built without tests")
     folder = tmp_path_factory.mktemp("monitoring")
     model = folder / "models" / NAME
     (model / "1").mkdir(parents=True)
     shutil.copy(harness.model_path(NAME), model / "1")
     (model / "config.pbtxt").write_text(CONFIG)
-    updates_flags = ("--update_address=127.0.0.1:0", "--allow_unsigned_updates")
-    with harness.Espalierd(folder / "models", *updates_flags, state_dir=folder / "state") as server:
+    (folder / "lib").mkdir()
+    (folder / "lib/libnvidia-ml.so.1").symlink_to(LIBRARIES / "libespalier_fake_nvml.so")
+    flags = (
+        "--update_address=127.0.0.1:0",
+        "--allow_unsigned_updates",
+        "--device=cuda",
+        f"--cuda_module={MODULE}",
+    )
+    with harness.Espalierd(
+        folder / "models",
+        *flags,
+        state_dir=folder / "state",
+        environment={"LD_LIBRARY_PATH": str(folder / "lib")},
+    ) as server:
         (port,) = harness.free_ports(1)
         prometheus = Prometheus(f"http://127.0.0.1:{port}")
         process = subprocess.Popen(
@@ -217,6 +234,10 @@ def test_the_panels_show_what_happened(monitored):
     assert of("Resident memory")[0] > 1e7
     assert of("Active version")[0] >= 1
     assert of("Bytes of deltas")[0] > 100
+    assert of("GPU utilisation") == [0.37] and of("GPU memory") == [3 * 2**30]
+    assert of("GPU power") == [250.5]
+    assert of("Arithmetic on GPUs")[0] > 1e3
+    assert 0 < of("Share of the peak")[0]
 
 
 def test_the_variables_of_the_dashboard_list_servers_and_models(monitored):
