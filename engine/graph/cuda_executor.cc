@@ -46,6 +46,20 @@ absl::StatusOr<std::unique_ptr<CudaExecutor>> CudaExecutor::Create(
   return executor;
 }
 
+absl::StatusOr<std::unique_ptr<CudaExecutor>> CudaExecutor::Clone(
+    const Program& program, std::vector<std::vector<LinearBinding>> bindings) const {
+  std::unique_ptr<CudaExecutor> clone(
+      new CudaExecutor(program, device_, buckets_, std::move(bindings)));
+  for (const CudaHandle& constant : constants_) {
+    clone->constants_.emplace_back();
+    if (constant.get() == nullptr) continue;
+    auto copy = device_.CopyOf(constant);
+    if (!copy.ok()) return copy.status();
+    clone->constants_.back() = *std::move(copy);
+  }
+  return clone;
+}
+
 size_t CudaExecutor::constant_bytes() const {
   size_t bytes = 0;
   for (const CudaHandle& constant : constants_) bytes += constant.bytes();

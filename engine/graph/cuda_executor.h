@@ -58,6 +58,10 @@ class CudaExecutor {
       Program& program, const CudaDevice& device, std::vector<int64_t> buckets,
       std::vector<std::vector<LinearBinding>> bindings);
 
+  // Over `program`, a clone of this one's, with constants of its own. ResourceExhausted without memory.
+  absl::StatusOr<std::unique_ptr<CudaExecutor>> Clone(
+      const Program& program, std::vector<std::vector<LinearBinding>> bindings) const;
+
   // ResourceExhausted without memory; Internal, with the node, when a kernel refuses.
   absl::StatusOr<std::unique_ptr<CudaExecutorState>> NewState() const;
 

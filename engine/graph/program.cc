@@ -15,6 +15,7 @@ absl::StatusOr<Program> CloneOf(const Program& program) {
   Program clone = program;
   for (const auto& [name, initializer] : program.initializers) {
     for (const Initializer::Use& use : initializer.values) {
+      if (program.values[use.index].constant == nullptr) continue;
       auto constant = program.values[use.index].constant->Clone();
       if (!constant.ok()) return constant.status();
       clone.values[use.index].constant = std::make_shared<const Tensor>(*std::move(constant));

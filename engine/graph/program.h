@@ -78,7 +78,7 @@ constexpr DType StorageOf(DType dtype) {
 }
 
 // The same program over constants of its own, as far as initializers went into them element by element; what nothing
-// can change is shared. ResourceExhausted without memory.
+// can change is shared, and what has gone to a GPU is its executor's to copy. ResourceExhausted without memory.
 absl::StatusOr<Program> CloneOf(const Program& program);
 
 // One line a step: "fc1 (Gemm): linear 784 -> 512 + bias + relu : v0 -> v3".

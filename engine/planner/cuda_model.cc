@@ -37,6 +37,23 @@ class CudaModel final : public ExecutorModel<graph::CudaExecutor, graph::CudaExe
     return absl::OkStatus();
   }
 
+  absl::StatusOr<std::unique_ptr<PreparedModel>> Clone() const override {
+    auto program = graph::CloneOf(program_);
+    if (!program.ok()) return program.status();
+    auto planned = planned_.Clone();
+    if (!planned.ok()) return planned.status();
+    auto clone = std::make_unique<CudaModel>(*std::move(program), device_, options_);
+    clone->KeepAs(*this, *std::move(planned));
+    clone->peak_ = peak_;
+    clone->item_flops_ = item_flops_;
+    clone->item_bytes_ = item_bytes_;
+    clone->weight_bytes_ = weight_bytes_;
+    auto executor = executor_->Clone(clone->program_, clone->planned_.Bindings());
+    if (!executor.ok()) return executor.status();
+    clone->executor_ = *std::move(executor);
+    return clone;
+  }
+
   DeviceWork device_work() const override {
     DeviceWork work;
     work.peak = peak_;

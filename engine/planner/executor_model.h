@@ -59,6 +59,11 @@ class ExecutorModel : public PreparedModel {
     planned_ = std::move(planned);
     bytes_ = CountWeights(program_, planned_.plan);
   }
+  // What a clone of `model` keeps: the same bytes, although constants may have left the program.
+  void KeepAs(const ExecutorModel& model, PlannedModel planned) {
+    planned_ = std::move(planned);
+    bytes_ = model.bytes_;
+  }
   // Where the constant Program::values[value] is.
   virtual void* ConstantMemory(int value) const = 0;
 

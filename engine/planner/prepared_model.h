@@ -94,7 +94,7 @@ class PreparedModel {
   virtual absl::Status Run(ExecutionState& state, int64_t batch) const = 0;
 
   // The same model with weights of its own, for Edit: without the file, and without room for more than it takes.
-  // Nothing edits this one meanwhile; it may run. ResourceExhausted without memory, Unimplemented on a GPU.
+  // Nothing edits this one meanwhile; it may run. ResourceExhausted without memory.
   virtual absl::StatusOr<std::unique_ptr<PreparedModel>> Clone() const {
     return absl::UnimplementedError("this model cannot be cloned");
   }

@@ -65,6 +65,16 @@ class ReplicatedModel final : public PreparedModel {
     return replicas_[placed.replica()]->Run(placed.state(), batch);
   }
 
+  absl::StatusOr<std::unique_ptr<PreparedModel>> Clone() const override {
+    std::vector<std::unique_ptr<PreparedModel>> replicas;
+    for (const auto& replica : replicas_) {
+      auto clone = replica->Clone();
+      if (!clone.ok()) return clone.status();
+      replicas.push_back(*std::move(clone));
+    }
+    return std::make_unique<ReplicatedModel>(std::move(replicas), placement_);
+  }
+
   absl::Status Edit(absl::Span<const TensorEdit> edits,
                     const formats::WeightSource& after) override {
     for (const auto& replica : replicas_) {

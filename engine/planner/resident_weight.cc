@@ -22,14 +22,17 @@ absl::StatusOr<std::unique_ptr<ResidentWeight>> ResidentWeight::Create(
 }
 
 absl::StatusOr<std::unique_ptr<ResidentWeight>> ResidentWeight::Clone() const {
-  if (device_ != nullptr) return absl::UnimplementedError("a weight on a GPU is not cloned");
-  std::unique_ptr<ResidentWeight> clone(new ResidentWeight(spec_, variant_, nullptr));
+  std::unique_ptr<ResidentWeight> clone(new ResidentWeight(spec_, variant_, device_));
   auto weight = weight_.Clone();
   if (!weight.ok()) return weight.status();
   clone->weight_ = *std::move(weight);
   auto packed = packed_.Clone();
   if (!packed.ok()) return packed.status();
   clone->packed_ = *std::move(packed);
+  if (device_ == nullptr) return clone;
+  auto on_device = device_->CopyOf(on_device_);
+  if (!on_device.ok()) return on_device.status();
+  clone->on_device_ = *std::move(on_device);
   return clone;
 }
 

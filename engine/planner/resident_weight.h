@@ -22,8 +22,7 @@ class ResidentWeight {
       const TensorView& dense, const sparse::LayoutSpec& spec,
       const kernels::LinearVariant& variant, const CudaDevice* device = nullptr);
 
-  // Another one with the same bytes, which nothing writes meanwhile. ResourceExhausted without memory; Unimplemented for
-  // a weight on a GPU.
+  // Another one with the same bytes, on the same device, which nothing writes meanwhile. ResourceExhausted without memory.
   absl::StatusOr<std::unique_ptr<ResidentWeight>> Clone() const;
 
   // Valid while this object lives, and until Rebuild.

@@ -83,6 +83,10 @@ class CudaDevice final : public Device {
   absl::StatusOr<CudaHandle> AllocatePinned(size_t bytes) const;
   // A copy of host memory on the device, complete when this returns.
   absl::StatusOr<CudaHandle> Upload(const void* from, size_t bytes) const;
+  // The same of memory on the device.
+  absl::StatusOr<CudaHandle> CopyOf(const CudaHandle& memory) const {
+    return Upload(memory.get(), memory.bytes());
+  }
   // Between host and device memory, complete when this returns; `stream` is one of this device, or null. Whoever enqueued
   // something else on the stream waits for that too.
   absl::Status Copy(void* to, const void* from, size_t bytes, void* stream) const;

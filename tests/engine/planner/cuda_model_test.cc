@@ -156,6 +156,24 @@ TEST_F(CudaModelTest, DeterministicModelsAndWideLayersHaveNoPairs) {
   EXPECT_EQ(fake_.pair_runs, 0);
 }
 
+TEST_F(CudaModelTest, ACloneHasMemoryOfItsOwnAndAnswersTheSame) {
+  const std::vector<int64_t> widths = {128, 256, 128, 64};
+  auto model = Prepare(MakeBlock64Mlp(widths));
+  ASSERT_TRUE(model.ok()) << model.status();
+  const size_t alone = fake_.allocated_bytes();
+  auto clone = (*model)->Clone();
+  ASSERT_TRUE(clone.ok()) << clone.status();
+  EXPECT_EQ(fake_.allocated_bytes(), 2 * alone);
+  EXPECT_EQ((*clone)->weight_bytes(), (*model)->weight_bytes());
+  EXPECT_EQ(ToJson((*clone)->plan()), ToJson((*model)->plan()));
+  const double error = WorstError(**model, MakeBlock64Mlp(widths));
+  model->reset();
+  EXPECT_EQ(WorstError(**clone, MakeBlock64Mlp(widths)), error);
+  clone->reset();
+  EXPECT_TRUE(fake_.allocations.empty());
+  EXPECT_EQ(fake_.live_handles, 0);
+}
+
 TEST_F(CudaModelTest, PrecisionDecidesWhatIsComputedIn) {
   const auto graph = [] { return MakeMlp({64, 64}, Pattern::kBlocks, 0.2); };
   auto strict = Prepare(graph());
