@@ -4,10 +4,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <ctime>
+#include <thread>
 
 #include "engine/runtime/statistics.h"
 
@@ -19,6 +21,9 @@ constexpr int64_t kNoteEveryNanos =
     1'000'000;  // a shared cache line is not written for each request
 
 std::atomic<int64_t> last_request_nanos{INT64_MIN / 2};
+std::atomic<int> at_work{0};  // background threads
+const int at_once =
+    std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / 2);  // of them
 static_assert(std::atomic<int64_t>::is_always_lock_free);  // read in a signal handler
 
 timespec TimespecOf(std::chrono::nanoseconds time) {
@@ -53,7 +58,9 @@ void StepAside(int) {
   }
   if (Within(last_request_nanos.load(std::memory_order_relaxed), BackgroundWork::kQuiet, now) &&
       Within(preempted_nanos, BackgroundWork::kAlone, now)) {
-    const timespec nap = TimespecOf(BackgroundWork::kNap);
+    const int excess = std::max(0, at_work.load(std::memory_order_relaxed) - at_once);
+    const timespec nap =
+        TimespecOf(BackgroundWork::kNap + excess * (BackgroundWork::kTurn + BackgroundWork::kNap));
     nanosleep(&nap, nullptr);
   }
   if (timed != 0) BeginTurn();
@@ -97,12 +104,14 @@ class TurnTimer {
   void Start() {
     if (!made_) return;
     timed = 1;
+    at_work.fetch_add(1, std::memory_order_relaxed);
     preempted_nanos = NowNanos();
     BeginTurn();
   }
   void Stop() {
     if (!made_) return;
     timed = 0;
+    at_work.fetch_sub(1, std::memory_order_relaxed);
     const itimerspec never = {};
     timer_settime(turn_timer, 0, &never, nullptr);
   }

@@ -5,7 +5,8 @@
 // busy for good (SCHED_IDLE did not see to that). But a kernel without full preemption may leave the
 // processor to a thread that has it until the next tick, 4 ms at 250 Hz, and that is what a 99th
 // percentile is made of. So as long as requests come and others want its processor a background thread
-// naps after every kTurn, which leaves it about a third of a processor.
+// naps after every kTurn, which leaves it about a third of a processor, or less where more of them are at
+// work than half the processors: two would else have both of two at the same moment.
 //
 // TRAP  A thread hands its niceness down to the threads that it creates, and without
 //       privileges the way back is closed. What serves (instances, the device's workers) must
@@ -30,7 +31,8 @@ void NoteRequest(int64_t nanos);
 class BackgroundWork {
  public:
   static constexpr std::chrono::microseconds kTurn{250};
-  static constexpr std::chrono::microseconds kNap{500};
+  static constexpr std::chrono::microseconds kNap{
+      500};  // and as long as a turn and a nap for each one too many
   static constexpr std::chrono::milliseconds kQuiet{10};  // since the last request: no more naps
   // On a processor: no more naps either. Until then others are taken to want it: most work of an update is over by then.
   static constexpr std::chrono::milliseconds kAlone{100};
