@@ -4,7 +4,8 @@
     tests/summarize.py DIRECTORY
 
 A GoogleTest binary writes its own file (one case per test); CTest's file says which binaries ran. A binary that left no
-file of its own (a script, or one that crashed before it could write) counts as the one case that CTest saw.
+file of its own (a script, or one that crashed before it could write) counts as the one case that CTest saw. What failed in
+a folder and passed in the folder of the same name with "-again" counts as passed, and is named as FLAKY.
 Exits 1 when anything failed or nothing ran.
 """
 import pathlib
@@ -29,26 +30,33 @@ def cases(path: pathlib.Path):
             yield name, "passed"
 
 
+def results(run: pathlib.Path) -> dict[str, list[tuple[str, str]]]:
+    """The cases of each binary of a run."""
+    ctest = run / "ctest.xml"
+    own = {path.stem: list(cases(path)) for path in run.glob("*.xml") if path != ctest}
+    for name, outcome in cases(ctest) if ctest.exists() else ():
+        binary = name.split(".")[-1]
+        seen = own.get(binary)
+        # A binary that failed without a failing case of its own (leak at exit, crash) is a failure of its own.
+        if not seen or (outcome == "failed" and all(result != "failed" for _, result in seen)):
+            own.setdefault(binary, []).append((binary, outcome))
+    return own
+
+
 def main() -> int:
     directory = pathlib.Path(sys.argv[1])
     count = {"passed": 0, "failed": 0, "skipped": 0}
-    lost = []
     for run in sorted(directory.iterdir()):  # one folder a run: release, asan, python, …
-        ctest = run / "ctest.xml"
-        own = {path.stem: list(cases(path)) for path in run.glob("*.xml") if path != ctest}
-        for name, outcome in cases(ctest) if ctest.exists() else ():
-            binary = name.split(".")[-1]
-            seen = own.get(binary)
-            # A binary that failed without a failing case of its own (leak at exit, crash) is a failure of its own.
-            if not seen or (outcome == "failed" and all(result != "failed" for _, result in seen)):
-                own.setdefault(binary, []).append((binary, outcome))
-        for binary, results in own.items():
-            for name, outcome in results:
-                count[outcome] += 1
+        if run.name.endswith("-again"):
+            continue
+        repeated = directory / f"{run.name}-again"
+        again = results(repeated) if repeated.is_dir() else {}
+        for binary, outcomes in results(run).items():
+            passes = bool(again.get(binary)) and all(result != "failed" for _, result in again[binary])
+            for name, outcome in outcomes:
                 if outcome == "failed":
-                    lost.append(f"{run.name}: {binary}: {name}")
-    for line in lost:
-        print(f"FAILED {line}")
+                    print(f"{'FLAKY' if passes else 'FAILED'} {run.name}: {binary}: {name}")
+                count["passed" if outcome == "failed" and passes else outcome] += 1
     skipped = f", {count['skipped']} skipped" if count["skipped"] else ""
     print(f"{count['passed']} passed, {count['failed']} failed{skipped}")
     return 0 if count["failed"] == 0 and count["passed"] > 0 else 1
