@@ -5,9 +5,9 @@
 // chunk of hidden panels, each of the three warpgroups that multiply
 //
 //   makes one hidden panel: product, bias, activation, into shared memory,
-//   adds what the chunk before contributes to its third of the block rows of y, which stay in accumulators.
+//   adds what the chunk kPairLag before contributes to its third of the block rows of y, which stay in accumulators.
 //
-// A warpgroup may be two chunks ahead of another, so that activations (ALU) of one overlap products (tensor cores) of
+// A warpgroup may be a chunk or two ahead of another, so that activations (ALU) of one overlap products (tensor cores) of
 // another. As in block_linear_slab.cu the product comes out transposed, weights being the 64-row operand, and stmatrix
 // turns it; a staged panel of tokens × 64 hidden values is at once the operand of the second product.
 //
