@@ -14,6 +14,8 @@
 // What bounds it, 768 → 3072 → 768 at 90 %: shared memory, 28 clocks an instruction of 48 tokens where the tensor cores
 // need 24, plus the panels' way in: 23,000 clocks a tile; activations take 16,000 issue slots a scheduler beside them.
 // One warpgroup for the first layer and two for the second took 73,000 clocks: four warps cannot activate fast enough.
+#include <iterator>
+
 #include "kernels/cuda/block_image.h"
 #include "kernels/cuda/device/epilogue.cuh"
 #include "kernels/cuda/device/launch.cuh"
@@ -118,9 +120,10 @@ __device__ __forceinline__ void FillTables(const Params<T>& params, const Shared
                                                       : static_cast<int>(params.shape.panels1);
     StoreShared16(shared.ends1 + 2 * at, end);
   }
-  for (int i = threadIdx.x; i < params.shape.out_rows; i += kThreads) {
-    const int k = i / kPairWarpgroups, turn = i % kPairWarpgroups;
-    const int warpgroup = k % 2 == 0 ? turn : kPairWarpgroups - 1 - turn;
+  for (int slot = threadIdx.x; slot < params.shape.out_rows + kPairWarpgroups; slot += kThreads) {
+    const int warpgroup = slot % kPairWarpgroups, k = slot / kPairWarpgroups;
+    const int i = OrderOf(warpgroup, k);
+    if (i >= params.shape.out_rows) continue;
     const RowSpan span = params.rows2[i];
     for (int p = span.begin; p < span.end; ++p) {
       const int column = params.panels2[p].column / 64;
@@ -402,7 +405,7 @@ KernelStatus RunType(const KernelContext& ctx, const LinearPairArgs& args) {
   // Clocks of a tile are about 13,000 for what every tile costs (its weights' way in) and 200 a token.
   int best = -1;
   int64_t best_cost = 0;
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < static_cast<int>(std::size(kPairTiles)); ++i) {
     if (PairStages(kPairTiles[i], shape) == 0) continue;
     const int64_t tiles = (args.first.tokens + kPairTiles[i].tokens - 1) / kPairTiles[i].tokens;
     const int64_t waves = (tiles + MultiprocessorCount() - 1) / MultiprocessorCount();
