@@ -14,8 +14,6 @@ using namespace kernels::testing;  // NOLINT
 
 constexpr int kMaxCopies = 20;
 
-int64_t RowStride(int64_t width) { return (width + 63) / 64 * 64; }
-
 // Making and packing 10 million random values takes seconds, and cases that differ in tokens share them: kept to the end.
 std::shared_ptr<RandomWeight> SharedWeight(const RandomWeightSpec& spec) {
   static std::map<std::string, std::shared_ptr<RandomWeight>> made;

@@ -20,7 +20,6 @@
 #include <map>
 #include <sstream>
 
-#include "kernels/cuda/module_loader.h"
 #include "tests/bench/cuda/cusparse_baseline.h"
 #include "tests/bench/cuda/dense_baseline.h"
 #include "tests/bench/cuda/graph_timer.h"
@@ -458,12 +457,8 @@ void WriteRows(const Options& options, const CudaModule& module,
 }
 
 int Main(const Options& options) {
-  std::string error;
-  const CudaModule* module = kernels::cuda::OpenCudaModule(options.module, &error);
-  if (module == nullptr) {
-    std::fprintf(stderr, "%s\n", error.c_str());
-    return 2;
-  }
+  const CudaModule* module = kernels::testing::OpenModuleOrNull(options.module);
+  if (module == nullptr) return 2;
   kernels::cuda::CudaDeviceInfo info;
   OrDie(module->device_info(0, &info), "device");
   kernels::cuda::UseCudaModule(module);

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <utility>
 
 #include "kernels/cuda/module.h"
+#include "kernels/cuda/module_loader.h"
 
 namespace espalier::kernels::testing {
 
@@ -20,6 +23,22 @@ inline void OrDie(const char* error, const char* what) {
   std::fprintf(stderr, "%s: %s\n", what, error);
   std::exit(2);
 }
+
+// The module, on a machine whose GPU it can use; else null, and the reason on stderr.
+inline const cuda::CudaModule* OpenModuleOrNull(const std::string& path) {
+  std::string error;
+  const cuda::CudaModule* module = cuda::OpenCudaModule(path, &error);
+  int devices = 0;
+  if (module == nullptr) {
+    std::fprintf(stderr, "%s\n", error.c_str());
+  } else {
+    OrDie(module->device_count(&devices), "device count");
+  }
+  return module;
+}
+
+// Elements from one row to the next, as the engine lays activations out.
+constexpr int64_t RowStride(int64_t width) { return (width + 63) / 64 * 64; }
 
 class DeviceBuffer {
  public:

@@ -15,7 +15,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/module_loader.h"
 #include "kernels/cuda/variants.h"
 #include "tests/kernels/cuda/device_weight.h"
 #include "tests/kernels/cuda/gpu_reference.h"
@@ -45,14 +44,10 @@ std::string Describe(const Case& c) {
          std::to_string(c.y_padding);
 }
 
-int64_t RowStride(int64_t width) { return (width + 63) / 64 * 64; }
-
 // The dense fallback rounds before a second-pass activation.
 double Tolerance(const Case& c, double expected, double magnitude, double terms) {
-  const double half_ulp = c.spec.dtype == DType::kBFloat16  ? 0x1p-8
-                          : c.spec.dtype == DType::kFloat16 ? 0x1p-11
-                                                            : 0x1p-24;
-  const double twice = c.spec.layout == Layout::kDense ? 2.0 * half_ulp * magnitude : 0.0;
+  const double twice =
+      c.spec.layout == Layout::kDense ? 2.0 * HalfUlp(c.spec.dtype) * magnitude : 0.0;
   return LinearTolerance(c.spec.dtype, c.activation, expected, magnitude, terms) + twice;
 }
 
@@ -317,14 +312,8 @@ std::string CheckOracle(const cuda::CudaModule* module) {
 }
 
 int Main(const Options& options) {
-  std::string error;
-  const cuda::CudaModule* module = cuda::OpenCudaModule(options.module, &error);
-  int devices = 0;
-  if (module == nullptr) {
-    std::fprintf(stderr, "%s\n", error.c_str());
-    return 2;
-  }
-  OrDie(module->device_count(&devices), "device count");
+  const cuda::CudaModule* module = OpenModuleOrNull(options.module);
+  if (module == nullptr) return 2;
   cuda::CudaDeviceInfo info;
   OrDie(module->device_info(0, &info), "device");
   const Arch arch = options.arch == Arch::kCpu ? cuda::ArchOf(info) : options.arch;
@@ -335,7 +324,7 @@ int Main(const Options& options) {
   void* stream = nullptr;
   OrDie(module->create_stream(&stream), "stream");
   int failures = 0, total = 0;
-  if (error = CheckOracle(module); !error.empty()) {
+  if (const std::string error = CheckOracle(module); !error.empty()) {
     std::printf("FAILED oracle: %s\n", error.c_str());
     ++failures;
   }

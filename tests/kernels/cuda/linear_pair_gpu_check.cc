@@ -10,14 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/module_loader.h"
 #include "tests/kernels/cuda/device_weight.h"
 #include "tests/kernels/cuda/pair_reference.h"
 
 namespace espalier::kernels::testing {
 namespace {
-
-int64_t RowStride(int64_t width) { return (width + 63) / 64 * 64; }
 
 struct Case {
   RandomWeightSpec first, second;
@@ -188,14 +185,8 @@ Case CaseOf(int i, uint64_t seed) {
 }
 
 int Main(const std::string& path, int cases, uint64_t seed) {
-  std::string error;
-  const cuda::CudaModule* module = cuda::OpenCudaModule(path, &error);
-  int devices = 0;
-  if (module == nullptr) {
-    std::fprintf(stderr, "%s\n", error.c_str());
-    return 2;
-  }
-  OrDie(module->device_count(&devices), "device count");
+  const cuda::CudaModule* module = OpenModuleOrNull(path);
+  if (module == nullptr) return 2;
   cuda::CudaDeviceInfo info;
   OrDie(module->device_info(0, &info), "device");
   if (cuda::ArchOf(info) != Arch::kSm90) {

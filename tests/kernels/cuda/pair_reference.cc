@@ -34,9 +34,6 @@ Sums Reference(const RandomWeight& weight, DType io_dtype, const void* x, const 
 
 double LinearTolerance(DType dtype, Activation activation, double expected, double magnitude,
                        double terms) {
-  const double half_ulp = dtype == DType::kBFloat16  ? 0x1p-8
-                          : dtype == DType::kFloat16 ? 0x1p-11
-                                                     : 0x1p-24;
   double relative = 4e-7, absolute = 0;
   if (dtype == DType::kBFloat16) {
     if (activation == Activation::kGeluErf) relative = 4e-4;
@@ -49,8 +46,8 @@ double LinearTolerance(DType dtype, Activation activation, double expected, doub
   }
   const double summation = kSteepest * std::min(terms + 2, 8 * std::sqrt(terms) + 2) * 0x1p-24;
   const double smallest = dtype == DType::kFloat16 ? 0x1p-24 : 0x1p-126;
-  return (half_ulp + relative) * 1.01 * std::abs(expected) + absolute + summation * magnitude +
-         smallest;
+  return (HalfUlp(dtype) + relative) * 1.01 * std::abs(expected) + absolute +
+         summation * magnitude + smallest;
 }
 
 std::string ComparePair(const HostPair& pair, const void* x, const void* y) {

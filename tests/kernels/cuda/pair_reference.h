@@ -9,6 +9,11 @@
 
 namespace espalier::kernels::testing {
 
+// Half a unit in the last place of 1.
+constexpr double HalfUlp(DType dtype) {
+  return dtype == DType::kBFloat16 ? 0x1p-8 : dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-24;
+}
+
 // Error allowed beyond the rounding of the result to `dtype`: half a unit in the last place, the activation's own error
 // (epilogue.cuh; a few ulp of fp32 otherwise), and 1.13 (the steepest slope of an activation) times what fp32 summation of
 // `terms` products loses: n·u in any order, 8√n·u because rounding errors are independent enough (Higham and Mary, 2019).
