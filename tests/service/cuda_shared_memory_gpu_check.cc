@@ -26,6 +26,7 @@
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
+#include "tests/service/cuda_region_client.h"
 
 namespace espalier::service {
 namespace {
@@ -132,22 +133,9 @@ class Check {
 
   grpc::Status Register(const std::string& name, const std::string& handle, uint64_t byte_size,
                         int64_t device = 0) {
-    inference::CudaSharedMemoryRegisterRequest request;
-    request.set_name(name);
-    request.set_raw_handle(handle);
-    request.set_byte_size(byte_size);
-    request.set_device_id(device);
-    inference::CudaSharedMemoryRegisterResponse response;
-    grpc::ClientContext context;
-    return stub_->CudaSharedMemoryRegister(&context, request, &response);
+    return RegisterCudaRegion(*stub_, name, handle, byte_size, device);
   }
-  grpc::Status Unregister(const std::string& name) {
-    inference::CudaSharedMemoryUnregisterRequest request;
-    request.set_name(name);
-    inference::CudaSharedMemoryUnregisterResponse response;
-    grpc::ClientContext context;
-    return stub_->CudaSharedMemoryUnregister(&context, request, &response);
-  }
+  grpc::Status Unregister(const std::string& name) { return UnregisterCudaRegion(*stub_, name); }
 
   // One item whose values depend on `seed`.
   std::string Item(uint32_t seed) const {

@@ -4,6 +4,7 @@
 
 #include "service/shared_memory.h"
 #include "tests/service/client_memory.h"
+#include "tests/service/cuda_region_client.h"
 #include "tests/service/service_fixture.h"
 #include "tests/testing/fake_cuda.h"
 
@@ -200,22 +201,9 @@ class CudaSharedMemoryRpcTest : public ServiceFixture {
 
   grpc::Status Register(const std::string& name, const std::string& handle,
                         uint64_t byte_size = kRegionBytes, int64_t device = 0) {
-    inference::CudaSharedMemoryRegisterRequest request;
-    request.set_name(name);
-    request.set_raw_handle(handle);
-    request.set_device_id(device);
-    request.set_byte_size(byte_size);
-    inference::CudaSharedMemoryRegisterResponse response;
-    grpc::ClientContext context;
-    return stub_->CudaSharedMemoryRegister(&context, request, &response);
+    return RegisterCudaRegion(*stub_, name, handle, byte_size, device);
   }
-  grpc::Status Unregister(const std::string& name) {
-    inference::CudaSharedMemoryUnregisterRequest request;
-    request.set_name(name);
-    inference::CudaSharedMemoryUnregisterResponse response;
-    grpc::ClientContext context;
-    return stub_->CudaSharedMemoryUnregister(&context, request, &response);
-  }
+  grpc::Status Unregister(const std::string& name) { return UnregisterCudaRegion(*stub_, name); }
 
   template <typename InputOrOutput>
   static void Share(InputOrOutput* tensor, const std::string& region, int64_t bytes,
