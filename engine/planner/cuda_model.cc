@@ -45,9 +45,7 @@ class CudaModel final : public ExecutorModel<graph::CudaExecutor, graph::CudaExe
     auto clone = std::make_unique<CudaModel>(*std::move(program), device_, options_);
     clone->KeepAs(*this, *std::move(planned));
     clone->peak_ = peak_;
-    clone->item_flops_ = item_flops_;
-    clone->item_bytes_ = item_bytes_;
-    clone->weight_bytes_ = weight_bytes_;
+    clone->work_ = work_;
     auto executor = executor_->Clone(clone->program_, clone->planned_.Bindings());
     if (!executor.ok()) return executor.status();
     clone->executor_ = *std::move(executor);
@@ -60,9 +58,9 @@ class CudaModel final : public ExecutorModel<graph::CudaExecutor, graph::CudaExe
     const std::vector<graph::TimedRuns> runs = executor_->timed_runs();
     for (size_t b = 0; b < runs.size(); ++b) {
       work.seconds += runs[b].seconds;
-      work.flops += runs[b].items * item_flops_;
-      work.bytes += runs[b].items * item_bytes_;
-      if (!weight_bytes_.empty()) work.bytes += runs[b].runs * weight_bytes_[b];
+      work.flops += runs[b].items * work_.item_flops;
+      work.bytes += runs[b].items * work_.item_bytes;
+      if (!work_.weight_bytes.empty()) work.bytes += runs[b].runs * work_.weight_bytes[b];
     }
     return work;
   }
@@ -74,17 +72,22 @@ class CudaModel final : public ExecutorModel<graph::CudaExecutor, graph::CudaExe
       const auto size = static_cast<double>(layer.out) * static_cast<double>(layer.in);
       const double tokens = static_cast<double>(layer.buckets[0].tokens) /
                             static_cast<double>(layer.buckets[0].batch);  // of an item
-      item_flops_ += 2 * (1 - layer.sparsity) * size * tokens;
-      item_bytes_ += tokens * static_cast<double>((layer.out + layer.in) * element_bytes);
-      weight_bytes_.resize(layer.buckets.size());
+      work_.item_flops += 2 * (1 - layer.sparsity) * size * tokens;
+      work_.item_bytes += tokens * static_cast<double>((layer.out + layer.in) * element_bytes);
+      work_.weight_bytes.resize(layer.buckets.size());
       for (size_t b = 0; b < layer.buckets.size(); ++b)
-        weight_bytes_[b] += static_cast<double>(layer.buckets[b].chosen.weight_bytes);
+        work_.weight_bytes[b] += static_cast<double>(layer.buckets[b].chosen.weight_bytes);
     }
   }
 
+  // What the linear layers come to.
+  struct Work {
+    double item_flops = 0, item_bytes = 0;
+    std::vector<double> weight_bytes;  // per bucket; empty without linear layers
+  };
+
   DevicePeak peak_;
-  double item_flops_ = 0, item_bytes_ = 0;
-  std::vector<double> weight_bytes_;  // per bucket; empty without linear layers
+  Work work_;
 };
 
 }  // namespace
