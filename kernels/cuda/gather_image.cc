@@ -6,43 +6,12 @@
 #include <new>
 #include <vector>
 
+#include "kernels/cuda/diagonal_tiles.h"
+
 namespace espalier::kernels::cuda {
 namespace {
 
-size_t AlignUp(size_t bytes) { return (bytes + kUnitBytes - 1) / kUnitBytes * kUnitBytes; }
-
-// Column of row `row` on diagonal `offset`, or a value >= in where the diagonal misses the row (tall layers).
-int64_t PositionOf(const WeightView& w, int64_t row, int64_t offset) {
-  return w.out >= w.in ? (row - offset + w.out) % w.out : (row + offset) % w.in;
-}
-
-// Index into values of (diagonal k, row `row` at column `column`).
-int64_t ValueIndex(const WeightView& w, int64_t k, int64_t row, int64_t column) {
-  return k * w.diagonal_length() + (w.out >= w.in ? column : row);
-}
-
-// Does diagonal `offset` meet a row of [first, last)?
-bool Meets(const WeightView& w, int64_t offset, int64_t first, int64_t last) {
-  if (w.out < w.in) return true;
-  const int64_t start = PositionOf(w, first, offset);
-  return start < w.in || start + (last - first) > w.out;  // begins inside, or wraps to column 0
-}
-
-// Calls on_tile(tile, first row, end row, its units' entries) where an entry is a diagonal's number.
-template <typename OnTile>
-void ForEachDiagonalTile(const WeightView& w, const GatherImage& image, OnTile on_tile) {
-  std::vector<int64_t> met;
-  for (int64_t tile = 0; tile < image.tiles; ++tile) {
-    const int64_t first = tile * image.tile_rows, last = std::min(first + image.tile_rows, w.out);
-    met.clear();
-    for (int64_t k = 0; k < w.count; ++k) {
-      if (Meets(w, w.offsets[k], first, last)) met.push_back(k);
-    }
-    on_tile(tile, first, last, met);
-  }
-}
-
-int64_t UnitsFor(int64_t entries) { return (entries + kUnitEntries - 1) / kUnitEntries; }
+int64_t EntryOfStart(int64_t entry) { return entry; }
 
 int64_t LongestRow(const WeightView& w, int64_t tile) {
   int64_t longest = 0;
@@ -52,39 +21,11 @@ int64_t LongestRow(const WeightView& w, int64_t tile) {
   return longest;
 }
 
-// Value: uint16_t for the 2-byte types, uint32_t for fp32.
+// Value (row, entry) of a unit of diagonals lies at this byte.
 template <typename Value>
-void PackDiagonal(const WeightView& w, const GatherImage& image, char* base) {
+int64_t PlaceOnDiagonal(int64_t row, int64_t entry) {
   constexpr int64_t kHalves = sizeof(Value) == 2 ? 2 : 1;  // rows a lane
-  auto* tiles = reinterpret_cast<int32_t*>(base);
-  auto* starts = reinterpret_cast<uint16_t*>(base + image.starts_offset);
-  auto* units = reinterpret_cast<Value*>(base + image.units_offset);
-  constexpr int64_t kUnitValues = kUnitBytes / sizeof(Value), kLaneValues = 16 / sizeof(Value);
-  const auto* values = static_cast<const Value*>(w.values);
-  int64_t unit = 0;
-  ForEachDiagonalTile(
-      w, image, [&](int64_t tile, int64_t first, int64_t last, const std::vector<int64_t>& met) {
-        tiles[tile] = static_cast<int32_t>(unit);
-        const int64_t count = UnitsFor(static_cast<int64_t>(met.size()));
-        std::memset(units + unit * kUnitValues, 0, count * kUnitBytes);
-        std::fill_n(starts + unit * kUnitEntries, count * kUnitEntries,
-                    static_cast<uint16_t>(image.wrapped));
-        for (size_t i = 0; i < met.size(); ++i) {
-          const int64_t at = unit + static_cast<int64_t>(i) / kUnitEntries,
-                        entry = static_cast<int64_t>(i) % kUnitEntries;
-          const int64_t offset = w.offsets[met[i]];
-          starts[at * kUnitEntries + entry] = static_cast<uint16_t>(PositionOf(w, first, offset));
-          for (int64_t row = first; row < last; ++row) {
-            const int64_t column = PositionOf(w, row, offset);
-            if (column >= w.in) continue;
-            const int64_t lane = (row - first) % 32, half = (row - first) / 32;
-            units[at * kUnitValues + lane * kLaneValues + entry * kHalves + half] =
-                values[ValueIndex(w, met[i], row, column)];
-          }
-        }
-        unit += count;
-      });
-  tiles[image.tiles] = static_cast<int32_t>(unit);
+  return row % 32 * 16 + (entry * kHalves + row / 32) * static_cast<int64_t>(sizeof(Value));
 }
 
 template <typename Value>
@@ -122,34 +63,6 @@ void PackCsr(const WeightView& w, const GatherImage& image, char* base) {
   tiles[image.tiles] = static_cast<int32_t>(unit);
 }
 
-// As PackDiagonal places them.
-void LocateOnDiagonals(const WeightView& w, const GatherImage& image,
-                       std::span<const int64_t> elements, int64_t* offsets) {
-  const auto size = static_cast<int64_t>(SizeOf(w.dtype));
-  const int64_t halves = size == 2 ? 2 : 1;
-  size_t next = 0;
-  int64_t unit = 0;
-  ForEachDiagonalTile(
-      w, image, [&](int64_t, int64_t first, int64_t last, const std::vector<int64_t>& met) {
-        for (; next < elements.size() && elements[next] / w.in < last; ++next) {
-          const int64_t row = elements[next] / w.in, column = elements[next] % w.in;
-          const int64_t offset =
-              w.out >= w.in ? (row - column + w.out) % w.out : (column - row + w.in) % w.in;
-          const int32_t* at = std::lower_bound(w.offsets, w.offsets + w.count, offset);
-          if (at == w.offsets + w.count || *at != offset) {
-            offsets[next] = -1;
-            continue;
-          }
-          const int64_t i = std::lower_bound(met.begin(), met.end(), at - w.offsets) - met.begin();
-          const int64_t lane = (row - first) % 32, half = (row - first) / 32;
-          offsets[next] = static_cast<int64_t>(image.units_offset) +
-                          (unit + i / kUnitEntries) * kUnitBytes + lane * 16 +
-                          (i % kUnitEntries * halves + half) * size;
-        }
-        unit += UnitsFor(static_cast<int64_t>(met.size()));
-      });
-}
-
 // As PackCsr places them.
 void LocateInRows(const WeightView& w, const GatherImage& image, std::span<const int64_t> elements,
                   int64_t* offsets) {
@@ -182,9 +95,9 @@ GatherImage GatherImageOf(const WeightView& weight) {
   image.modulus = is_diagonal ? std::max(weight.out, weight.in) : weight.in;
   image.wrapped = is_diagonal ? image.modulus + kDiagonalTileRows : weight.in;
   image.positions = is_diagonal ? image.wrapped + kDiagonalTileRows : image.wrapped + 1;
-  image.starts_offset = AlignUp((image.tiles + 1) * 4);
+  image.starts_offset = AlignUpToUnit((image.tiles + 1) * 4);
   const size_t starts = is_diagonal ? image.tiles * UnitsFor(weight.count) * kUnitEntries * 2 : 0;
-  image.units_offset = image.starts_offset + AlignUp(starts);
+  image.units_offset = image.starts_offset + AlignUpToUnit(starts);
   return image;
 }
 
@@ -209,10 +122,7 @@ size_t GatherImageBytes(const WeightView& weight) {
   const GatherImage image = GatherImageOf(weight);
   int64_t units = 0;
   if (weight.layout == Layout::kDiagonal) {
-    ForEachDiagonalTile(weight, image,
-                        [&](int64_t, int64_t, int64_t, const std::vector<int64_t>& met) {
-                          units += UnitsFor(static_cast<int64_t>(met.size()));
-                        });
+    units = DiagonalUnits(weight, image);
   } else {
     for (int64_t tile = 0; tile < image.tiles; ++tile) units += UnitsFor(LongestRow(weight, tile));
   }
@@ -231,7 +141,11 @@ KernelStatus PackGatherImage(const WeightView& weight, void* packed) {
   try {
     const bool is_f32 = weight.dtype == DType::kFloat32;
     if (weight.layout == Layout::kDiagonal) {
-      (is_f32 ? PackDiagonal<uint32_t> : PackDiagonal<uint16_t>)(weight, image, base);
+      if (is_f32) {
+        PackDiagonals<uint32_t>(weight, image, base, EntryOfStart, PlaceOnDiagonal<uint32_t>);
+      } else {
+        PackDiagonals<uint16_t>(weight, image, base, EntryOfStart, PlaceOnDiagonal<uint16_t>);
+      }
     } else {
       (is_f32 ? PackCsr<uint32_t> : PackCsr<uint16_t>)(weight, image, base);
     }
@@ -244,8 +158,13 @@ KernelStatus PackGatherImage(const WeightView& weight, void* packed) {
 KernelStatus LocateInGatherImage(const WeightView& weight, std::span<const int64_t> elements,
                                  int64_t* offsets) try {
   const GatherImage image = GatherImageOf(weight);
-  (weight.layout == Layout::kDiagonal ? LocateOnDiagonals : LocateInRows)(weight, image, elements,
-                                                                          offsets);
+  if (weight.layout == Layout::kCsr) {
+    LocateInRows(weight, image, elements, offsets);
+  } else {
+    LocateOnDiagonals(
+        weight, image, elements, offsets,
+        weight.dtype == DType::kFloat32 ? PlaceOnDiagonal<uint32_t> : PlaceOnDiagonal<uint16_t>);
+  }
   return {};
 } catch (const std::bad_alloc&) {
   return {KernelCode::kOutOfMemory, "gather image: no host memory for the list of diagonals"};

@@ -46,6 +46,10 @@ struct Gather {
   };
   using Sums = float[kLaneRows][kTokens];
 
+  __device__ __forceinline__ static int64_t RowOf(const ScatteredParams<T>&, int tile, int row) {
+    return int64_t{tile} * kTileRows + row;
+  }
+
   __device__ __forceinline__ static void Load(const ScatteredParams<T>& params, int first,
                                               int stride, int end, Batch& batch) {
 #pragma unroll
@@ -108,29 +112,11 @@ struct Gather {
   }
 };
 
-template <typename T>
-ScatteredParams<T> ParamsOf(const LinearArgs& args, const GatherImage& image) {
-  const char* base = static_cast<const char*>(args.weight.packed);
-  return {reinterpret_cast<const int32_t*>(base),
-          base + image.starts_offset,
-          base + image.units_offset,
-          static_cast<const T*>(args.x),
-          args.x_stride,
-          static_cast<int32_t>(args.weight.in),
-          static_cast<int32_t>(image.modulus),
-          static_cast<int32_t>(image.wrapped),
-          static_cast<int32_t>(image.positions),
-          static_cast<int32_t>(image.tiles),
-          0,
-          0,
-          OutputOf<T>(args)};
-}
-
 // As many tokens at a time as there are and as fit.
 template <typename T, Format kFormat, Share kShare>
 KernelStatus RunShared(const KernelContext& ctx, const LinearArgs& args) {
   const GatherImage image = GatherImageOf(args.weight);
-  const ScatteredParams<T> params = ParamsOf<T>(args, image);
+  const ScatteredParams<T> params = ScatteredParamsOf<T>(args, image);
   const auto fits = [&](size_t bytes) { return bytes <= kScatteredShared; };
   if (args.tokens > 4 &&
       fits(ScatteredSharedBytes<T, Gather<T, kFormat, 8>, kShare>(image.positions))) {

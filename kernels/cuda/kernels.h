@@ -32,7 +32,10 @@ namespace espalier::kernels::cuda {
   X(ExpandTiles)                 \
   X(BlockFma)                    \
   X(TwoFour)                     \
-  X(BlockSlab64Pairs)
+  X(BlockSlab64Pairs)            \
+  X(GatherMmaStream)             \
+  X(GatherMmaPairs)              \
+  X(GatherMmaWhole)
 
 enum class CudaKernel : int32_t {
 #define ESPALIER_CUDA_KERNEL_ENUM(name) k##name,

@@ -8,6 +8,7 @@
 #include "kernels/cuda/dense_image.h"
 #include "kernels/cuda/expand_image.h"
 #include "kernels/cuda/gather_image.h"
+#include "kernels/cuda/gather_mma_image.h"
 #include "kernels/cuda/row_group_image.h"
 #include "kernels/cuda/two_four_image.h"
 
@@ -75,6 +76,21 @@ struct GatherForm {
 struct GatherStreamForm : GatherForm {
   static bool Fits(const LinearDesc& desc) {
     return FitsGatherImage(desc) && desc.tokens <= kMaxStreamTokens;
+  }
+};
+
+struct GatherMmaForm {
+  static constexpr const char* kPacking = "cuda_gather_mma_image";
+  static bool Fits(const LinearDesc& desc) { return FitsGatherMmaImage(desc, false); }
+  static constexpr auto kBytes = GatherMmaImageBytes;
+  static constexpr auto kPack = PackGatherMmaImage;
+  static constexpr auto kLocate = LocateInGatherMmaImage;
+  static constexpr auto Scratch = NoScratch;
+};
+
+struct GatherMmaStreamForm : GatherMmaForm {
+  static bool Fits(const LinearDesc& desc) {
+    return desc.tokens <= kMaxStreamTokens && FitsGatherMmaImage(desc, true);
   }
 };
 

@@ -66,4 +66,26 @@ __device__ __forceinline__ void Mma(float* d, const uint32_t (&a)[4], uint32_t b
   }
 }
 
+// d += a · b for a 16×32 (row-major) of which two of each four neighbours count, and b 32×8 (column-major), fp32
+// accumulation. `a` holds those two, `metadata` which they are, in ascending order.
+template <typename T>
+__device__ __forceinline__ void MmaSparse(float (&d)[4], const uint32_t (&a)[4],
+                                          const uint32_t (&b)[4], uint32_t metadata) {
+  if constexpr (__is_same(T, BFloat16)) {
+    asm volatile(
+        "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32 {%0, %1, %2, "
+        "%3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, 0x0;"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]),
+          "r"(metadata));
+  } else {
+    asm volatile(
+        "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 {%0, %1, %2, "
+        "%3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, 0x0;"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]),
+          "r"(metadata));
+  }
+}
+
 }  // namespace espalier::kernels::cuda

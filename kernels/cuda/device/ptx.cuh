@@ -275,6 +275,14 @@ __device__ __forceinline__ void LoadMatrices(uint32_t (&r)[2], uint32_t row_addr
                : "memory");
 }
 
+// Each transposed: a lane receives elements 2q and 2q + 1 of column g of every matrix.
+__device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&r)[4], uint32_t row_address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row_address)
+               : "memory");
+}
+
 // Four 8×8 matrices, each transposed: lane 8m + i gives the address of row i of matrix m, which receives column i.
 __device__ __forceinline__ void StoreMatricesTransposed(uint32_t row_address,
                                                         const uint32_t (&r)[4]) {

@@ -2,6 +2,7 @@
 //
 // A tile of rows is a list of units (gather_image.h); what a unit is and how a warp multiplies it is a FORM:
 //   kTokens, kTileRows     tokens at a time, rows of a tile
+//   RowOf                  which row of y a tile's row is
 //   Batch, Load, Multiply  a few units in registers, asked for ahead of their use; sums += units · x
 //   Sums, Visit            a lane's sums; visit(row of the tile, token, sum) for each
 // Position i of x (gather_image.h) is kept as the values of kTokens tokens side by side. Two ways to share the work:
@@ -13,6 +14,7 @@
 
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/token_vectors.cuh"
+#include "kernels/cuda/gather_image.h"
 
 namespace espalier::kernels::cuda {
 
@@ -55,7 +57,7 @@ __device__ __forceinline__ void RunWhole(const ScatteredParams<T>& params,
         batch = next;
       }
       Form::Visit(sums, [&](int row, int t, float sum) {
-        StoreOne(params.to, token + t, int64_t{tile} * Form::kTileRows + row, sum);
+        StoreOne(params.to, token + t, Form::RowOf(params, tile, row), sum);
       });
     }
   }
@@ -134,7 +136,7 @@ __device__ __forceinline__ void RunStream(const ScatteredParams<T>& params,
       float value = 0.0f;
 #pragma unroll
       for (int r = 0; r < kCluster; ++r) value += shared->parts[i / kCluster % 2][r][s];
-      const int64_t row = int64_t{first_tile + mine * params.parts} * Form::kTileRows + s / kTokens;
+      const int64_t row = Form::RowOf(params, first_tile + mine * params.parts, s / kTokens);
       StoreOne(params.to, token + s % kTokens, row, value);
     }
   }
@@ -162,6 +164,25 @@ template <typename T, typename Form, Share kShare>
 size_t ScatteredSharedBytes(int64_t positions) {
   const size_t x = (positions * sizeof(Vector<T, Form::kTokens>) + 15) / 16 * 16;
   return kShare == Share::kWhole ? x : x + sizeof(StreamSums<Form, ClusterOf(kShare)>);
+}
+
+// What RunScattered needs to know of a problem whose weights are packed as `image`.
+template <typename T>
+ScatteredParams<T> ScatteredParamsOf(const LinearArgs& args, const GatherImage& image) {
+  const char* base = static_cast<const char*>(args.weight.packed);
+  return {reinterpret_cast<const int32_t*>(base),
+          base + image.starts_offset,
+          base + image.units_offset,
+          static_cast<const T*>(args.x),
+          args.x_stride,
+          static_cast<int32_t>(args.weight.in),
+          static_cast<int32_t>(image.modulus),
+          static_cast<int32_t>(image.wrapped),
+          static_cast<int32_t>(image.positions),
+          static_cast<int32_t>(image.tiles),
+          0,
+          0,
+          OutputOf<T>(args)};
 }
 
 // Launches a form; what it does not know of `params` (groups, parts) is filled in.

@@ -95,6 +95,19 @@ std::vector<Case> Suite(const std::string& name) {
       for (double density : {0.1, 0.05}) add(Layout::kCsr, density, 4096);
     }
   }
+  if (name == "gather_mma") {
+    for (Layout layout : {Layout::kDiagonal, Layout::kCsr}) {
+      for (int64_t width : {int64_t{4096}, kWide}) {
+        for (int64_t tokens : {8, 16, 32, 128, 1024, 4096, 10240})
+          cases.push_back({"gather_mma", {Layer(layout, width, width, 1, 0.01)}, tokens, true});
+        for (int64_t tokens : {8, 16, 32}) {
+          for (double density : {0.1, 0.05})
+            cases.push_back(
+                {"gather_mma", {Layer(layout, width, width, 1, density)}, tokens, true});
+        }
+      }
+    }
+  }
   if (name == "fp32") {
     for (int32_t b : {1, 16, 32, 64, 128}) {
       for (int64_t tokens : {1, 16, 64, 1024}) {

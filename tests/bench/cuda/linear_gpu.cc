@@ -9,8 +9,8 @@
 // cuBLASLt in the row's type; `dense_fp32_us` and `dense_tf32_us`, the same shape in 32 bits; `cusparse_us`, CSR or BSR;
 // torch_baselines.py adds `cusparselt_us` and `torch_bsr_us`. `floor_us` is the largest of useful arithmetic at 790 TFLOP/s
 // (fp32: 60), bytes from memory at 4.3 TB/s (cold), bytes from L2 at 9 TB/s and from shared memory at 30 TB/s: rates
-// measured on an H200, bytes that no kernel can do without. Suites: bars, skinny, scattered, expand, two_four, fp32,
-// vit, vit64 (its blocks of 64 alone), grid, curves (what the picture shows), network, or one problem as LAYOUT/BLOCK/DENSITY/TOKENS/OUT/IN/ACTIVATION/STATE.
+// measured on an H200, bytes that no kernel can do without. Suites: bars, skinny, scattered, expand, two_four, gather_mma,
+// fp32, vit, vit64 (its blocks of 64 alone), grid, curves (what the picture shows), network, or one problem as LAYOUT/BLOCK/DENSITY/TOKENS/OUT/IN/ACTIVATION/STATE.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
