@@ -1,4 +1,4 @@
-// block_csr_linear.h — y = act(x · Wᵀ + b) for a weight stored as blocks (block_csr, any block shape), on the CPU.
+// block_csr_linear.h — y = act(x · Wᵀ + b + residual) for a weight stored as blocks (block_csr, any block shape), on the CPU.
 //
 //   y[row] = Σ values[block, r, c] · x[col],  blocks of the block row in ascending order, c ascending, one FMA each
 //

@@ -3,7 +3,7 @@
 #include "hwy/foreach_target.h"  // must precede highway.h: compiles this file once per instruction set
 // clang-format off
 #include "hwy/highway.h"
-#include "kernels/base/activation-inl.h"
+#include "kernels/linear/epilogue-inl.h"
 #include "kernels/linear/panel-inl.h"
 #include "kernels/linear/weights-inl.h"
 // clang-format on
@@ -137,18 +137,6 @@ HWY_INLINE Columns RowsOfStrip(const StripWeights<W, Columns>& strip, int64_t ro
     }
   }
   return strip.columns;  // not reached
-}
-
-void StoreRows(const LinearArgs& args, const BlockStrip& strip, int64_t token, int64_t tokens,
-               const float* tile) {
-  for (int64_t t = 0; t < tokens; ++t) {
-    float* y = static_cast<float*>(args.y) + (token + t) * args.y_stride + strip.row;
-    if (args.activation == Activation::kNone) {
-      std::copy_n(tile + t * kStripRows, strip.rows, y);
-    } else {
-      ActivateArray(args.activation, tile + t * kStripRows, y, strip.rows);
-    }
-  }
 }
 
 // --- many tokens: tokens in lanes -----------------------------------------------------------------
@@ -290,7 +278,8 @@ Columns RunStrip(const LinearArgs& args, const BlockStrip& strip, Columns column
   if (group.width == 0) {
     const float* x = static_cast<const float*>(args.x) + group.first * args.x_stride;
     columns = RowsOfStrip(weights, strip.rows, group.tokens, x, args.x_stride, bias, tile);
-    StoreRows(args, strip, group.first, group.tokens, tile);
+    for (int64_t t = 0; t < group.tokens; ++t)
+      StoreRow(args, group.first + t, strip.row, strip.rows, tile + t * kStripRows);
     return columns;
   }
   if (group.width == kLanes) {
@@ -298,8 +287,7 @@ Columns RunStrip(const LinearArgs& args, const BlockStrip& strip, Columns column
   } else {
     columns = PanelOfStrip<2>(weights, strip.rows, panel, bias, tile);
   }
-  float* y = static_cast<float*>(args.y) + group.first * args.y_stride + strip.row;
-  StoreTile(tile, group.width, strip.rows, group.tokens, args.activation, y, args.y_stride);
+  StoreTile(args, group.first, group.tokens, strip.row, strip.rows, tile, group.width);
   return columns;
 }
 

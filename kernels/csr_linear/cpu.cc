@@ -4,7 +4,6 @@
 // clang-format off
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
-#include "kernels/base/activation-inl.h"
 #include "kernels/linear/panel-inl.h"
 #include "kernels/linear/weights-inl.h"
 // clang-format on
@@ -45,13 +44,12 @@ struct Panel {
   int64_t tokens;
 };
 
-// Adds the bias to a tile [rows][width] and writes it to y.
+// Adds the bias to a tile [rows][width] and stores it.
 void Finish(const LinearArgs& args, const Panel& panel, int64_t row, int64_t rows, float* tile) {
   for (int64_t r = 0; r < rows && args.bias != nullptr; ++r) {
     for (int64_t t = 0; t < panel.width; ++t) tile[r * panel.width + t] += args.bias[row + r];
   }
-  float* y = static_cast<float*>(args.y) + panel.token * args.y_stride + row;
-  StoreTile(tile, panel.width, rows, panel.tokens, args.activation, y, args.y_stride);
+  StoreTile(args, panel.token, panel.tokens, row, rows, tile, panel.width);
 }
 
 // --- up to one vector of tokens: rows side by side ------------------------------------------------

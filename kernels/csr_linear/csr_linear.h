@@ -1,4 +1,4 @@
-// csr_linear.h — y = act(x · Wᵀ + b) for a weight stored as compressed sparse rows, on the CPU.
+// csr_linear.h — y = act(x · Wᵀ + b + residual) for a weight stored as compressed sparse rows, on the CPU.
 //
 //   y[row] = Σ_i values[i] · x[col_idx[i]],   i in [row_ptr[row], row_ptr[row + 1]), ascending, one FMA each
 //

@@ -3,7 +3,7 @@
 #include "hwy/foreach_target.h"  // must precede highway.h: compiles this file once per instruction set
 // clang-format off
 #include "hwy/highway.h"
-#include "kernels/base/activation-inl.h"
+#include "kernels/linear/epilogue-inl.h"
 #include "kernels/linear/weights-inl.h"
 // clang-format on
 #include <algorithm>
@@ -156,7 +156,8 @@ void RunTile(const LinearArgs& args, const DenseTiling& tiling, int64_t tile, in
   const int64_t in = args.weight.in;
   const W* weights = static_cast<const W*>(args.weight.packed) + tiling.Start(tile);
   float* const y = static_cast<float*>(args.y) + token * args.y_stride + row;
-  const bool whole = rows == width;  // else the last block goes through scratch as well
+  // Else the last block goes through scratch as well: y may be the residual.
+  const bool direct = rows == width && args.residual == nullptr;
 
   HWY_ALIGN float bias[kDenseTileRows] = {};
   if (args.bias != nullptr) std::copy_n(args.bias + row, rows, bias);
@@ -171,8 +172,8 @@ void RunTile(const LinearArgs& args, const DenseTiling& tiling, int64_t tile, in
     block.x_stride = args.x_stride;
     block.from = first ? bias : scratch.partial;
     block.from_stride = first ? 0 : kDenseTileRows;
-    block.to = last && whole ? y : scratch.partial;
-    block.to_stride = last && whole ? args.y_stride : kDenseTileRows;
+    block.to = last && direct ? y : scratch.partial;
+    block.to_stride = last && direct ? args.y_stride : kDenseTileRows;
     const auto* next = reinterpret_cast<const std::byte*>(block.weights + cols * width);
     const int64_t next_lines = width * sizeof(W) / 64;
     if (sizeof(W) == sizeof(float) || tokens <= 2 * kTileTokens) {
@@ -183,13 +184,8 @@ void RunTile(const LinearArgs& args, const DenseTiling& tiling, int64_t tile, in
     }
   }
   for (int64_t t = 0; t < tokens; ++t) {
-    float* to = y + t * args.y_stride;
-    const float* from = whole ? to : scratch.partial + t * kDenseTileRows;
-    if (args.activation != Activation::kNone) {
-      ActivateArray(args.activation, from, to, rows);
-    } else if (!whole) {
-      std::copy_n(from, rows, to);
-    }
+    const float* sums = direct ? y + t * args.y_stride : scratch.partial + t * kDenseTileRows;
+    StoreRow(args, token + t, row, rows, sums);
   }
 }
 

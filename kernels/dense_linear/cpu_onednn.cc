@@ -138,16 +138,25 @@ bool RunRows(const LinearArgs& args, const DenseTasks::Part& part, int64_t row, 
   if (!multiplication.usable()) return false;
   for (int64_t token = part.token; token < part.token_end; token += step) {
     float* y = static_cast<float*>(args.y) + token * args.y_stride + row;
-    const bool direct = step == 1 || args.y_stride == rows;
+    // y may be the residual: its sums go through scratch.
+    const bool direct = (step == 1 || args.y_stride == rows) && args.residual == nullptr;
     float* to = direct ? y : reinterpret_cast<float*>(scratch + kLibraryScratchBytes);
     multiplication.Run(multiplications.stream(),
                        static_cast<const float*>(args.x) + token * args.x_stride, weights, to,
                        scratch, args.bias == nullptr ? nullptr : args.bias + row);
     for (int64_t t = 0; t < step; ++t) {
+      const float* sums = to + t * rows;
+      float* const row_of_y = y + t * args.y_stride;
+      if (args.residual != nullptr) {
+        const float* residual = static_cast<const float*>(args.residual) + row;
+        residual += (token + t) * args.residual_stride;
+        (void)Binary({}, {BinaryOp::kAdd, 1, {rows}, {1}, {1}, sums, residual, row_of_y});
+        sums = row_of_y;
+      }
       if (args.activation != Activation::kNone) {
-        (void)Activate({}, {args.activation, to + t * rows, y + t * args.y_stride, rows});
-      } else if (!direct) {
-        std::copy_n(to + t * rows, rows, y + t * args.y_stride);
+        (void)Activate({}, {args.activation, sums, row_of_y, rows});
+      } else if (sums != row_of_y) {
+        std::copy_n(sums, rows, row_of_y);
       }
     }
   }

@@ -1,4 +1,4 @@
-// dense_linear.h — y = act(x · Wᵀ + b) for a weight that is stored whole, on the CPU. The baseline of everything sparse.
+// dense_linear.h — y = act(x · Wᵀ + b + residual) for a weight that is stored whole, on the CPU. The baseline of everything sparse.
 //
 // Both families read one packed form (tiling.h), so that a layer keeps one copy and may still use the better of the two
 // for every batch size.

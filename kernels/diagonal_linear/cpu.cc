@@ -4,7 +4,7 @@
 // clang-format off
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
-#include "kernels/base/activation-inl.h"
+#include "kernels/linear/epilogue-inl.h"
 #include "kernels/linear/panel-inl.h"
 #include "kernels/linear/weights-inl.h"
 // clang-format on
@@ -178,12 +178,9 @@ void RowsTask(const LinearArgs& args, const Diagonals& diagonals, int64_t row, i
         break;
     }
     for (int64_t t = 0; t < tokens; ++t) {
-      float* y = static_cast<float*>(args.y) + (token + t) * args.y_stride + row;
-      const float* from_tile = tile + t * kDiagonalTileRows;
-      for (int64_t r = 0; r < rows; ++r) {
-        y[r] = from_tile[r] + (args.bias == nullptr ? 0.0f : args.bias[row + r]);
-      }
-      if (args.activation != Activation::kNone) ActivateArray(args.activation, y, y, rows);
+      float* sums = tile + t * kDiagonalTileRows;
+      if (args.bias != nullptr) AddArrays(sums, args.bias + row, sums, rows);
+      StoreRow(args, token + t, row, rows, sums);
     }
   }
 }
@@ -257,8 +254,7 @@ void PanelTile(const LinearArgs& args, const Diagonals& diagonals, int64_t row, 
     float* p = tile + r * kLanes;
     hn::Store(hn::Add(hn::Load(d, p), hn::Set(d, args.bias[row + r])), d, p);
   }
-  float* y = static_cast<float*>(args.y) + token * args.y_stride + row;
-  StoreTile(tile, kLanes, rows, tokens, args.activation, y, args.y_stride);
+  StoreTile(args, token, tokens, row, rows, tile, kLanes);
 }
 
 // --- x with what lies around it -------------------------------------------------------------------

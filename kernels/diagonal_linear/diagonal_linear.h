@@ -1,4 +1,4 @@
-// diagonal_linear.h — y = act(x · Wᵀ + b) for a weight stored as cyclic (block-)diagonals, on the CPU.
+// diagonal_linear.h — y = act(x · Wᵀ + b + residual) for a weight stored as cyclic (block-)diagonals, on the CPU.
 //
 //   y[row] = Σ_k values[k, t] · x[col],   (row, col) as in weight_view.h, in ascending k, one FMA each
 //

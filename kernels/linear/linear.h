@@ -1,15 +1,17 @@
-// linear.h — y = act(x · Wᵀ + b), one description for every layout, and the list of kernels that compute it.
+// linear.h — y = act(x · Wᵀ + b + residual), one description for every layout, and the list of kernels that compute it.
 //
 // Shapes   x: [tokens, in], row stride x_stride; y: [tokens, out], row stride y_stride (strides in ELEMENTS);
-//          bias: [out] f32 or null; W: see weight_view.h.
-// Types    x and y of io_dtype. CPU: io f32, weight values f32, bf16 or f16. CUDA: io and weight values of one type (bf16,
-//          f16 or f32). Accumulation f32 everywhere; bias f32.
-// Memory   Everything is borrowed. y must not alias x or scratch. Kernels allocate nothing: `scratch` holds
-//          scratch_bytes(desc, threads) bytes, 64-byte aligned, contents undefined.
+//          bias: [out] f32 or null; residual: [tokens, out], row stride residual_stride, or null; W: see weight_view.h.
+// Types    x, residual and y of io_dtype. CPU: io f32, weight values f32, bf16 or f16. CUDA: io and weight values of one
+//          type (bf16, f16 or f32). Accumulation f32 everywhere; bias f32. y is rounded once (dense_matmul.h says where the
+//          library's kernel does not).
+// Memory   Everything is borrowed. y must not alias x or scratch. residual may be y itself (the same pointer and stride):
+//          an element is read before it is written, by whoever writes it; else the two share no element. It may be x.
+//          Kernels allocate nothing: `scratch` holds scratch_bytes(desc, threads) bytes, 64-byte aligned, contents undefined.
 // Limits   tokens >= 0 (0 is a no-op); in, out >= 1.
 // Errors   kUnsupported when supports() is false for the problem, kInvalidArgument for a broken contract.
 // Async    CPU: returns when y is written. CUDA: enqueued on ctx.stream. Thread-safe: no shared state.
-// Determinism  Same variant, weight and x row => bit-identical y row where `batch_invariant`, whatever tokens and
+// Determinism  Same variant, weight, x row and residual row => bit-identical y row where `batch_invariant`, whatever tokens and
 //          threads are; otherwise the same for the same tokens and threads.
 //
 // A kernel family is a folder kernels/<layout>_linear/ with a variants.inc: one line a variant, best first. The list
@@ -44,12 +46,14 @@ LinearDesc DescOf(const WeightView& weight, int64_t tokens, DType io_dtype = DTy
 
 struct LinearArgs {
   WeightView weight;
-  DType io_dtype = DType::kFloat32;  // of x and y
+  DType io_dtype = DType::kFloat32;  // of x, residual and y
   const void* x = nullptr;
   int64_t x_stride = 0;
   void* y = nullptr;
   int64_t y_stride = 0;
   const float* bias = nullptr;
+  const void* residual = nullptr;
+  int64_t residual_stride = 0;
   Activation activation = Activation::kNone;
   int64_t tokens = 0;
   void* scratch = nullptr;
@@ -83,7 +87,7 @@ std::span<const LinearVariant> LinearVariants();
 const LinearVariant* FindLinearVariantOrNull(const char* name);
 
 // The oracle: the obvious loop in double over the stored values, y in double [tokens, out] contiguous.
-// `magnitude` (may be null, [tokens, out]) receives Σ|x·w| + |b|, from which a test derives its tolerance.
+// `magnitude` (may be null, [tokens, out]) receives Σ|x·w| + |b| + |residual|, from which a test derives its tolerance.
 void ReferenceLinear(const LinearArgs& args, double* y, double* magnitude);
 
 }  // namespace espalier::kernels

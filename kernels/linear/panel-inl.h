@@ -4,7 +4,7 @@
 //   panel[c · width + lane] = x[token lane, c]       tile of y: tile[r · width + lane] = y[token lane, row r]
 //
 // With weights broadcast and tokens in lanes there are no gathers whatever the sparsity pattern;
-// both transpositions are 4 x 4 blocks in registers.
+// the transpositions are 4 x 4 blocks in registers.
 //
 // Per-target include guard: every instruction set sees this file once.
 #if defined(ESPALIER_KERNELS_LINEAR_PANEL_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -19,17 +19,24 @@
 
 #include "hwy/highway.h"
 #include "kernels/base/activation-inl.h"
+#include "kernels/linear/linear.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace espalier::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// to[c · to_stride + r] = from[r · from_stride + c] for r in [0, rows), c in [0, cols).
+// to[c · to_stride + r] = from[r · from_stride + c] for r in [0, rows), c in [0, cols); with kAdd it is added to what is there.
+template <bool kAdd = false>
 HWY_INLINE void Transpose(const float* from, int64_t from_stride, int64_t rows, int64_t cols,
                           float* to, int64_t to_stride) {
   int64_t r = 0;
+  const auto PutOne = [](float value, float* at) { *at = kAdd ? *at + value : value; };
 #if HWY_TARGET != HWY_SCALAR
   const hn::FixedTag<float, 4> d;
+  const auto Put = [d](hn::Vec<hn::FixedTag<float, 4>> v, float* at) HWY_ATTR {
+    if constexpr (kAdd) v = hn::Add(hn::LoadU(d, at), v);
+    hn::StoreU(v, d, at);
+  };
   for (; r + 4 <= rows; r += 4) {
     const float* p = from + r * from_stride;
     float* q = to + r;
@@ -40,18 +47,18 @@ HWY_INLINE void Transpose(const float* from, int64_t from_stride, int64_t rows, 
                  a3 = hn::LoadU(d, p + 3 * from_stride + c);
       const auto low01 = hn::InterleaveLower(d, a0, a1), high01 = hn::InterleaveUpper(d, a0, a1);
       const auto low23 = hn::InterleaveLower(d, a2, a3), high23 = hn::InterleaveUpper(d, a2, a3);
-      hn::StoreU(hn::ConcatLowerLower(d, low23, low01), d, q + c * to_stride);
-      hn::StoreU(hn::ConcatUpperUpper(d, low23, low01), d, q + (c + 1) * to_stride);
-      hn::StoreU(hn::ConcatLowerLower(d, high23, high01), d, q + (c + 2) * to_stride);
-      hn::StoreU(hn::ConcatUpperUpper(d, high23, high01), d, q + (c + 3) * to_stride);
+      Put(hn::ConcatLowerLower(d, low23, low01), q + c * to_stride);
+      Put(hn::ConcatUpperUpper(d, low23, low01), q + (c + 1) * to_stride);
+      Put(hn::ConcatLowerLower(d, high23, high01), q + (c + 2) * to_stride);
+      Put(hn::ConcatUpperUpper(d, high23, high01), q + (c + 3) * to_stride);
     }
     for (; c < cols; ++c) {
-      for (int64_t i = 0; i < 4; ++i) q[c * to_stride + i] = p[i * from_stride + c];
+      for (int64_t i = 0; i < 4; ++i) PutOne(p[i * from_stride + c], q + c * to_stride + i);
     }
   }
 #endif
   for (; r < rows; ++r) {
-    for (int64_t c = 0; c < cols; ++c) to[c * to_stride + r] = from[r * from_stride + c];
+    for (int64_t c = 0; c < cols; ++c) PutOne(from[r * from_stride + c], to + c * to_stride + r);
   }
 }
 
@@ -70,13 +77,25 @@ HWY_INLINE void FillPanel(const float* x, int64_t x_stride, int64_t tokens, int6
     std::fill(panel + c * width + tokens, panel + (c + 1) * width, 0.0f);
 }
 
-// y[token, row] = act(tile[row, token]) for a tile of `rows` rows (bias already in it); changes the tile.
-HWY_INLINE void StoreTile(float* tile, int64_t width, int64_t rows, int64_t tokens,
-                          Activation activation, float* y, int64_t y_stride) {
-  if (activation != Activation::kNone) ActivateArray(activation, tile, tile, rows * width);
+// y[token + t, row + r] = act(tile[r, t] + residual[token + t, row + r]) for a tile of `rows` rows and `width` lanes, of which
+// `tokens` are used (bias already in it); changes the tile.
+HWY_INLINE void StoreTile(const LinearArgs& args, int64_t token, int64_t tokens, int64_t row,
+                          int64_t rows, float* tile, int64_t width) {
   // Four tokens at a time: lines of more rows of y would evict each other from L1, as above.
+  if (args.residual != nullptr) {
+    const int64_t stride = args.residual_stride;
+    const float* residual = static_cast<const float*>(args.residual) + token * stride + row;
+    for (int64_t t = 0; t < tokens; t += 4) {
+      Transpose<true>(residual + t * stride, stride, std::min<int64_t>(4, tokens - t), rows,
+                      tile + t, width);
+    }
+  }
+  if (args.activation != Activation::kNone)
+    ActivateArray(args.activation, tile, tile, rows * width);
+  float* y = static_cast<float*>(args.y) + token * args.y_stride + row;
   for (int64_t t = 0; t < tokens; t += 4) {
-    Transpose(tile + t, width, rows, std::min<int64_t>(4, tokens - t), y + t * y_stride, y_stride);
+    Transpose(tile + t, width, rows, std::min<int64_t>(4, tokens - t), y + t * args.y_stride,
+              args.y_stride);
   }
 }
 

@@ -97,8 +97,12 @@ void ReferenceLinear(const LinearArgs& args, double* y, double* magnitude) {
   for (int64_t i = 0; i < args.tokens; ++i) {
     for (int64_t row = 0; row < w.out; ++row) {
       const double bias = args.bias == nullptr ? 0.0 : args.bias[row];
-      y[i * w.out + row] = bias;
-      if (magnitude != nullptr) magnitude[i * w.out + row] = std::abs(bias);
+      const double residual =
+          args.residual == nullptr
+              ? 0.0
+              : LoadElement(args.residual, args.io_dtype, i * args.residual_stride + row);
+      y[i * w.out + row] = bias + residual;
+      if (magnitude != nullptr) magnitude[i * w.out + row] = std::abs(bias) + std::abs(residual);
     }
   }
   ForEachStored(w, [&](int64_t row, int64_t col, int64_t index) {

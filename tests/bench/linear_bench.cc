@@ -165,8 +165,7 @@ class Problem {
       x.insert(x.end(), x_.begin() + token * size_, x_.begin() + (token + 1) * size_);
       y.insert(y.end(), y_.begin() + token * size_, y_.begin() + (token + 1) * size_);
     }
-    return testing::CompareWithReference(weight_.view(), x, 3, bias_.data(),
-                                         kernels::Activation::kNone, y);
+    return testing::CompareWithReference(weight_.view(), x, 3, bias_.data(), {}, y);
   }
 
  private:

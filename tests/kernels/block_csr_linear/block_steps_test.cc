@@ -109,7 +109,7 @@ TEST(BlockStepsTest, KernelsAndLocateFollowIt) {
       const std::vector<float> y =
           RunVariant(*variant, held, x, tokens, nullptr, {.threads = threads}, &error);
       EXPECT_EQ(error, "");
-      EXPECT_EQ(CompareWithReference(weight, x, tokens, nullptr, Activation::kNone, y), "");
+      EXPECT_EQ(CompareWithReference(weight, x, tokens, nullptr, {}, y), "");
     }
   }
 

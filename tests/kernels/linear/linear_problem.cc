@@ -273,6 +273,21 @@ std::vector<float> RunVariant(const LinearVariant& variant, const WeightView& we
   args.x = x_rows.as();
   ExactBuffer y_rows(tokens * args.y_stride * sizeof(float) + kGuard);
   args.y = y_rows.as();
+  ExactBuffer residual_rows;
+  if (options.residual != nullptr) {
+    args.residual_stride =
+        options.residual_in_y ? args.y_stride : weight.out + options.residual_padding;
+    if (!options.residual_in_y && tokens > 0) {
+      residual_rows =
+          ExactBuffer(((tokens - 1) * args.residual_stride + weight.out) * sizeof(float));
+    }
+    const ExactBuffer& rows = options.residual_in_y ? y_rows : residual_rows;
+    for (int64_t t = 0; t < tokens; ++t) {
+      std::copy_n(options.residual + t * weight.out, weight.out,
+                  rows.as<float>() + t * args.residual_stride);
+    }
+    args.residual = rows.as();
+  }
   const size_t scratch_bytes = variant.scratch_bytes(DescOf(weight, tokens), options.threads);
   ExactBuffer scratch(scratch_bytes + kGuard);
   args.scratch = scratch.as();
@@ -301,14 +316,16 @@ std::vector<float> RunVariant(const LinearVariant& variant, const WeightView& we
 }
 
 std::string CompareWithReference(const WeightView& weight, const std::vector<float>& x,
-                                 int64_t tokens, const float* bias, Activation activation,
+                                 int64_t tokens, const float* bias, const RunOptions& options,
                                  const std::vector<float>& y) {
   LinearArgs args;
   args.weight = weight;
   args.x = x.data();
   args.x_stride = weight.in;
   args.bias = bias;
-  args.activation = activation;
+  args.residual = options.residual;
+  args.residual_stride = weight.out;
+  args.activation = options.activation;
   args.tokens = tokens;
   std::vector<double> expected(y.size()), magnitude(y.size());
   ReferenceLinear(args, expected.data(), magnitude.data());
@@ -319,7 +336,7 @@ std::string CompareWithReference(const WeightView& weight, const std::vector<flo
   size_t worst_index = 0;
   double worst_tolerance = 0;
   for (size_t i = 0; i < y.size(); ++i) {
-    const double n = static_cast<double>(stored[i % weight.out]) + 2;
+    const double n = static_cast<double>(stored[i % weight.out]) + 3;
     const double tolerance = 1.13 * std::min(n, 8 * std::sqrt(n) + 2) * kUnit * magnitude[i] +
                              8 * kUnit * std::abs(expected[i]) + std::numeric_limits<float>::min();
     double excess;

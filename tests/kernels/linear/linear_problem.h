@@ -73,29 +73,32 @@ WeightView PackedView(const LinearVariant& variant, const WeightView& weight,
 
 struct RunOptions {
   Activation activation = Activation::kNone;
-  int64_t x_padding = 0;  // x_stride - in
-  int64_t y_padding = 0;  // y_stride - out
+  const float* residual = nullptr;  // [tokens, out] contiguous; RunVariant lays it out
+  bool residual_in_y = false;       // it lies in the memory of y
+  int64_t x_padding = 0;            // x_stride - in
+  int64_t y_padding = 0;            // y_stride - out
+  int64_t residual_padding = 0;     // residual_stride - out, unless it is in y
   int threads = 1;
 };
 
-// Runs `variant` and returns y [tokens, out] contiguous. y, its padding and scratch are poisoned
-// with NaN first; a write to the padding of y or past the end of y or scratch is an error. Empty
-// string in *error when all went well.
+// Runs `variant` and returns y [tokens, out] contiguous. y (where no residual lies in it), the paddings
+// of x, y and residual and scratch are poisoned with NaN first; a write to the padding of y or past the
+// end of y or scratch is an error. Empty string in *error when all went well.
 std::vector<float> RunVariant(const LinearVariant& variant, const WeightView& weight,
                               const std::vector<float>& x, int64_t tokens, const float* bias,
                               const RunOptions& options, std::string* error);
 
 // Compares y with the oracle. Empty when every element is within
 //
-//   1.13 · min(n, 8√n + 2) · u · (Σ|x·w| + |b|) + 8 u · |expected| + 2^-126,   u = 2^-24, n =
-//   stored values in the row + 2
+//   1.13 · min(n, 8√n + 2) · u · (Σ|x·w| + |b| + |r|) + 8 u · |expected| + 2^-126,   u = 2^-24, n =
+//   stored values in the row + 3 (bias b, residual r, the first product)
 //
 // n·u·Σ|x·w| bounds the error of any summation order; rounding errors are independent enough for √n
 // to hold with a factor of 8 (Higham and Mary, 2019), which still notices one missing term of a row
 // of 4096. 1.13 is the steepest slope of an activation (gelu), 8u its own error. Otherwise the
 // worst element: index, expected, actual, tolerance.
 std::string CompareWithReference(const WeightView& weight, const std::vector<float>& x,
-                                 int64_t tokens, const float* bias, Activation activation,
+                                 int64_t tokens, const float* bias, const RunOptions& options,
                                  const std::vector<float>& y);
 
 }  // namespace espalier::kernels::testing

@@ -29,6 +29,15 @@ std::vector<BlockShape> BlockShapes(Layout layout) {
           {64, 64}, {16, 32}, {1, 16},  {128, 128}, {16, 1},  {48, 20}};
 }
 
+enum class Residual : uint8_t { kNone, kApart, kInY };
+constexpr Residual kResiduals[] = {Residual::kNone, Residual::kApart, Residual::kInY};
+
+const char* NameOf(Residual residual) {
+  return residual == Residual::kNone    ? "no residual"
+         : residual == Residual::kApart ? "residual"
+                                        : "residual in y";
+}
+
 // One problem: everything but the variant. Printed when something fails.
 struct Case {
   int64_t out, in, tokens;
@@ -38,15 +47,17 @@ struct Case {
   bool bias;
   RunOptions options;
   uint64_t seed;
+  Residual residual = Residual::kNone;
 };
 
 std::string Describe(const Case& c, DType dtype) {
   std::ostringstream text;
   text << "out " << c.out << ", in " << c.in << ", tokens " << c.tokens << ", " << NameOf(c.pattern)
        << " density " << c.density << ", block " << c.block.rows << "x" << c.block.cols << ", "
-       << espalier::NameOf(dtype) << (c.bias ? ", bias, " : ", no bias, ")
-       << NameOf(c.options.activation) << ", x padding " << c.options.x_padding << ", y padding "
-       << c.options.y_padding << ", threads " << c.options.threads << ", seed " << c.seed;
+       << espalier::NameOf(dtype) << (c.bias ? ", bias, " : ", no bias, ") << NameOf(c.residual)
+       << ", " << NameOf(c.options.activation) << ", paddings of x " << c.options.x_padding
+       << ", y " << c.options.y_padding << ", residual " << c.options.residual_padding
+       << ", threads " << c.options.threads << ", seed " << c.seed;
   return text.str();
 }
 
@@ -127,8 +138,12 @@ class LinearTest : public ::testing::TestWithParam<Parameter> {
       const OwnedWeight owned =
           EncodeWeight(dense, c.out, c.in, variant().layout, c.block.rows, c.block.cols, dtype);
       const std::vector<float> x = RandomVector(c.tokens * c.in, random),
-                               bias = RandomVector(c.out, random);
-      CheckRun(c, owned, x, c.bias ? bias.data() : nullptr);
+                               bias = RandomVector(c.out, random),
+                               residual = RandomVector(c.tokens * c.out, random);
+      Case run = c;
+      run.options.residual = c.residual == Residual::kNone ? nullptr : residual.data();
+      run.options.residual_in_y = c.residual == Residual::kInY;
+      CheckRun(run, owned, x, c.bias ? bias.data() : nullptr);
     }
     return !dtypes.empty();
   }
@@ -140,7 +155,7 @@ class LinearTest : public ::testing::TestWithParam<Parameter> {
     const std::vector<float> y = RunVariant(variant(), PackedView(variant(), owned.view(), packed),
                                             x, c.tokens, bias, c.options, &error);
     EXPECT_EQ(error, "") << Describe(c, owned.dtype);
-    EXPECT_EQ(CompareWithReference(owned.view(), x, c.tokens, bias, c.options.activation, y), "")
+    EXPECT_EQ(CompareWithReference(owned.view(), x, c.tokens, bias, c.options, y), "")
         << Describe(c, owned.dtype);
   }
 };
@@ -152,8 +167,8 @@ constexpr Activation kActivations[] = {Activation::kNone,    Activation::kRelu,
 constexpr Pattern kPatterns[] = {Pattern::kScattered, Pattern::kDiagonals, Pattern::kBlocks,
                                  Pattern::kEmptyRows, Pattern::kFull,      Pattern::kAllZero};
 
-// Every token count with every shape; block shape, pattern, activation, strides, bias and threads
-// take turns, so that all pairs meet over the suite.
+// Every token count with every shape; block shape, pattern, activation, strides, bias, residual and
+// threads take turns, so that all pairs meet over the suite.
 TEST_P(LinearTest, MatchesTheReferenceForEveryShapeAndTokenCount) {
   constexpr std::pair<int64_t, int64_t> kShapes[] = {
       {1, 1},   {1, 13},   {13, 1},   {2, 3},    {7, 5},    {16, 16},  {17, 15},
@@ -177,6 +192,8 @@ TEST_P(LinearTest, MatchesTheReferenceForEveryShapeAndTokenCount) {
         c.options.activation = kActivations[turn % 6];
         c.options.x_padding = turn % 4;
         c.options.y_padding = (turn / 2) % 3;
+        c.options.residual_padding = (turn / 3) % 4;
+        c.residual = kResiduals[(turn / 5) % 3];
         c.options.threads = turn % 7 == 0 ? 3 : 1;
         checked += Check(c) ? 1 : 0;
         ++turn;
@@ -197,6 +214,7 @@ TEST_P(LinearTest, MatchesTheReferenceForEveryBlockShapeAndPattern) {
         for (const int64_t tokens : {1, 3, 20}) {
           Case c{out, in, tokens, pattern, block, 0.15, true, {}, seed++};
           c.options.threads = tokens == 3 ? 3 : 1;
+          c.residual = kResiduals[seed % 3];
           checked += Check(c) ? 1 : 0;
         }
       }
@@ -206,14 +224,17 @@ TEST_P(LinearTest, MatchesTheReferenceForEveryBlockShapeAndPattern) {
   EXPECT_GT(checked, 50);
 }
 
-TEST_P(LinearTest, FusesEveryActivationWithAndWithoutBias) {
+TEST_P(LinearTest, FusesEveryActivationWithAndWithoutBiasAndResidual) {
   uint64_t seed = 2000;
   for (const BlockShape block : BlockShapes(variant().layout)) {
     for (const Activation activation : kActivations) {
-      for (const int64_t tokens : {1, 6, 35}) {
-        Case c{70, 90, tokens, Pattern::kScattered, block, 0.3, tokens != 6, {}, seed++};
-        c.options.activation = activation;
-        Check(c);
+      for (const Residual residual : kResiduals) {
+        for (const int64_t tokens : {1, 6, 35}) {
+          Case c{70, 90,     tokens,  Pattern::kScattered, block, 0.3, tokens != 6,
+                 {}, seed++, residual};
+          c.options.activation = activation;
+          Check(c);
+        }
       }
     }
   }
@@ -226,9 +247,12 @@ TEST_P(LinearTest, MatchesTheReferenceOnALargeLayer) {
       const Pattern pattern = block.rows == 1 ? Pattern::kDiagonals : Pattern::kBlocks;
       Case c{530, 1030, tokens, pattern, block, 0.05, true, {}, 3000};
       c.options.threads = 2;
-      Check(c);
-      std::swap(c.out, c.in);
-      Check(c);
+      for (const Residual residual : kResiduals) {
+        c.residual = residual;
+        Check(c);
+        std::swap(c.out, c.in);
+        Check(c);
+      }
     }
   }
 }
@@ -273,12 +297,14 @@ TEST_P(LinearTest, IsBitIdenticalForEveryBatchAndThreadCountWhereItSaysSo) {
             MakeDense(out, in, Pattern::kScattered, 0.2, block.rows, block.cols, random), out, in,
             variant().layout, block.rows, block.cols, dtype);
         const std::vector<float> x = RandomVector(kTokens * in, random),
-                                 bias = RandomVector(out, random);
+                                 bias = RandomVector(out, random),
+                                 residual = RandomVector(kTokens * out, random);
         WeightView weight = owned.view();
         const ExactBuffer packed = PackFor(variant(), weight);
         weight.packed = packed.as();
         RunOptions options;
         options.activation = Activation::kGeluErf;
+        options.residual = residual.data();
         std::string error;
         const std::vector<float> whole =
             RunVariant(variant(), weight, x, kTokens, bias.data(), options, &error);
@@ -287,6 +313,8 @@ TEST_P(LinearTest, IsBitIdenticalForEveryBatchAndThreadCountWhereItSaysSo) {
           options.threads = batch % 3 == 1 ? 3 : 1;
           for (int64_t first = 0; first + batch <= kTokens; first += std::max<int64_t>(batch, 5)) {
             const std::vector<float> part(x.begin() + first * in, x.begin() + (first + batch) * in);
+            options.residual = residual.data() + first * out;
+            options.residual_in_y = batch % 2 == 0;
             const std::vector<float> y =
                 RunVariant(variant(), weight, part, batch, bias.data(), options, &error);
             ASSERT_EQ(error, "");
@@ -310,14 +338,15 @@ TEST_P(LinearTest, RefusesBrokenArguments) {
         EncodeWeight(MakeDense(8, 8, Pattern::kFull, 1, block.rows, block.cols, random), 8, 8,
                      variant().layout, block.rows, block.cols, dtypes[0]);
     const ExactBuffer packed = PackFor(variant(), owned.view());
-    std::vector<float> x(16, 1.0f), y(16);
+    std::vector<float> x(16, 1.0f), y(16), residual(16, 1.0f);
     ExactBuffer scratch(variant().scratch_bytes(DescOf(owned.view(), 2), 1));
     LinearArgs good;
     good.weight = owned.view();
     good.weight.packed = packed.as();
     good.x = x.data();
     good.y = y.data();
-    good.x_stride = good.y_stride = 8;
+    good.residual = residual.data();
+    good.x_stride = good.y_stride = good.residual_stride = 8;
     good.tokens = 2;
     good.scratch = scratch.as();
     ASSERT_TRUE(variant().run({}, good).ok());
@@ -331,6 +360,9 @@ TEST_P(LinearTest, RefusesBrokenArguments) {
     EXPECT_EQ(code([](LinearArgs& a) { a.tokens = -1; }), KernelCode::kInvalidArgument);
     EXPECT_EQ(code([](LinearArgs& a) { a.x_stride = 7; }), KernelCode::kInvalidArgument);
     EXPECT_EQ(code([](LinearArgs& a) { a.y_stride = 7; }), KernelCode::kInvalidArgument);
+    EXPECT_EQ(code([](LinearArgs& a) { a.residual_stride = 7; }), KernelCode::kInvalidArgument);
+    EXPECT_EQ(code([](LinearArgs& a) { a.residual = a.y, a.residual_stride = 9; }),
+              KernelCode::kInvalidArgument);
     EXPECT_EQ(code([](LinearArgs& a) { a.weight.values = a.weight.packed = nullptr; }),
               KernelCode::kInvalidArgument);
     EXPECT_EQ(code([](LinearArgs& a) { a.io_dtype = DType::kBFloat16; }), KernelCode::kUnsupported);
