@@ -147,6 +147,13 @@ __global__ void __launch_bounds__(Tile<kRows, kColumns, kTokens>::kThreads)
     const float bias = BiasAt(params.to.bias, output, params.to.out);
 #pragma unroll
     for (int j = 0; j < Tile::kTokensEach; ++j) sums[i][j] += bias;
+    if (params.to.residual != nullptr) {
+#pragma unroll
+      for (int j = 0; j < Tile::kTokensEach; ++j) {
+        const int64_t token = first_token + place.token + j * kTokenThreads;
+        if (token < params.to.tokens) sums[i][j] += ResidualAt(params.to, token, output);
+      }
+    }
     Activate<float>(sums[i], params.to.activation);
 #pragma unroll
     for (int j = 0; j < Tile::kTokensEach; ++j) {

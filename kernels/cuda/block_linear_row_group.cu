@@ -223,11 +223,33 @@ __device__ __forceinline__ void MultiplyStage(Accumulators<kRows>& acc, uint32_t
   }
 }
 
+// The residuals of a piece to the warp's buffer, from where they take the way back that the outputs take; 0 beyond the last
+// output or token.
+template <typename T, int kTokens>
+__device__ __forceinline__ void FetchPiece(const LinearOutput<T>& to, int64_t first_output,
+                                           int64_t first_token, uint32_t buffer) {
+  constexpr int kChunks = kPieceOutputs / 8;  // of 16 bytes, a token
+  const int lane = threadIdx.x % 32, chunk = lane % kChunks;
+  const int64_t output = first_output + 8 * chunk;
+  const int64_t left = (to.out - output) * 2;
+  const int present = static_cast<int>(left < 0 ? 0 : left > 16 ? 16 : left);
+#pragma unroll
+  for (int row = lane / kChunks; row < kTokens; row += 32 / kChunks) {
+    const int64_t token = first_token + row;
+    const int bytes = token < to.tokens ? present : 0;
+    const T* from = bytes > 0 ? to.residual + token * to.residual_stride + output : to.residual;
+    Copy16(buffer + Swizzled(row * 64 + chunk * 16, SwizzleMask(kPieceOutputs)), from, bytes);
+  }
+  CommitCopies();
+  WaitCopies<0>();
+  __syncwarp();
+}
+
 // Piece `piece` of the warp's outputs, for its tokens, to its buffer, swizzled like the tensor map.
 template <typename T, int kRows>
 __device__ __forceinline__ void StagePiece(const Accumulators<kRows>& acc,
                                            const LinearOutput<T>& to, int64_t first_output,
-                                           int piece, uint32_t buffer) {
+                                           int64_t first_token, int piece, uint32_t buffer) {
   constexpr int kTiles = kRows / 8;  // 8-output tiles of a block row
   const int lane = threadIdx.x % 32;
   float bias[4][2];
@@ -237,6 +259,7 @@ __device__ __forceinline__ void StagePiece(const Accumulators<kRows>& acc,
     bias[t][0] = BiasAt(to.bias, output, to.out);
     bias[t][1] = BiasAt(to.bias, output + 1, to.out);
   }
+  if (to.residual != nullptr) FetchPiece<T, 64 / kRows * 16>(to, first_output, first_token, buffer);
 #pragma unroll
   for (int m = 0; m < 64 / kRows; ++m) {
     float values[16];
@@ -246,6 +269,25 @@ __device__ __forceinline__ void StagePiece(const Accumulators<kRows>& acc,
 #pragma unroll
       for (int i = 0; i < 4; ++i) values[4 * t + i] = acc[g][m][4 * j + i] + bias[t][i % 2];
     }
+    // Lane 8q + i addresses token i of matrix q: tokens 0..7 and 8..15 of one 8-output tile, then of the next.
+    const int token = m * 16 + lane / 8 % 2 * 8 + lane % 8;
+    const auto matrices_at = [&](int t) {
+      return buffer + Swizzled(token * 64 + (t + lane / 16) * 16, SwizzleMask(kPieceOutputs));
+    };
+    if (to.residual != nullptr) {
+#pragma unroll
+      for (int t = 0; t < 4; t += 2) {
+        uint32_t matrices[4];
+        LoadMatrices(matrices, matrices_at(t));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 pair = UnpackPair<T>(matrices[i]);
+          values[4 * t + 2 * i] += pair.x;
+          values[4 * t + 2 * i + 1] += pair.y;
+        }
+      }
+      __syncwarp();  // all have read what they are about to overwrite
+    }
     Activate<T>(values, to.activation);
     if (first_output + kPieceOutputs > to.out) {
 #pragma unroll
@@ -254,17 +296,13 @@ __device__ __forceinline__ void StagePiece(const Accumulators<kRows>& acc,
           values[v] = 0.0f;  // the tail of a row is zero
       }
     }
-    // Lane 8q + i addresses token i of matrix q: tokens 0..7 and 8..15 of one 8-output tile, then of the next.
-    const int token = m * 16 + lane / 8 % 2 * 8 + lane % 8;
 #pragma unroll
     for (int t = 0; t < 4; t += 2) {
       const uint32_t matrices[4] = {PackPair<T>(values[4 * t], values[4 * t + 1]),
                                     PackPair<T>(values[4 * t + 2], values[4 * t + 3]),
                                     PackPair<T>(values[4 * t + 4], values[4 * t + 5]),
                                     PackPair<T>(values[4 * t + 6], values[4 * t + 7])};
-      StoreMatrices(
-          buffer + Swizzled(token * 64 + (t + lane / 16) * 16, SwizzleMask(kPieceOutputs)),
-          matrices);
+      StoreMatrices(matrices_at(t), matrices);
     }
   }
 }
@@ -280,7 +318,7 @@ __device__ __forceinline__ void StoreOutputs(const Accumulators<kRows>& acc,
     const int64_t output = first_output + piece * kPieceOutputs;
     if (lane == 0) WaitStoresRead<0>();
     __syncwarp();
-    StagePiece<T, kRows>(acc, to, output, piece, buffer);
+    StagePiece<T, kRows>(acc, to, output, token, piece, buffer);
     FenceAsyncProxy();
     __syncwarp();
     if (lane == 0) {

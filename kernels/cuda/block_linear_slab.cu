@@ -144,8 +144,8 @@ __device__ __forceinline__ void Consume(const CUtensorMap* y_map, const Params<T
                  weight_offset = Tile::kXBytes + first_row * kRowBytes;
   RingPosition<Tile::kStages> ring;
   float acc[kTokens / 2];
-  // What a tile reads from global memory is asked for a tile (spans) or a main loop (biases) before it is needed: an answer
-  // from L2 takes as long as several products.
+  // What a tile reads from global memory is asked for a tile (spans) or a main loop (biases, residuals) before it is needed:
+  // an answer from L2 takes as long as several products.
   const auto span_of = [&](int tile) {
     return tile < 0 ? RowSpan{} : params.rows[tile % params.row_count];
   };
@@ -158,6 +158,16 @@ __device__ __forceinline__ void Consume(const CUtensorMap* y_map, const Params<T
     const int64_t biased = output + warp * 16 + lane / 4;
     const float bias[2] = {BiasAt(params.to.bias, biased, params.to.out),
                            BiasAt(params.to.bias, biased + 8, params.to.out)};
+    const int token = params.TokenTile(tile) * Tile::kTileTokens + first_token;
+    const uint32_t buffer = staging + round % Tile::kBuffers * Tile::kOutputBytes;
+    const auto wait_for_buffer = [&] {
+      if (stores) WaitStoresRead<Tile::kBuffers - 1>();  // its last store has left it
+      SyncThreads(1 + warpgroup, 128);
+    };
+    if (params.to.residual != nullptr) {
+      wait_for_buffer();
+      FetchResiduals<T, kTokens>(params.to, output, token, buffer);
+    }
 #pragma unroll
     for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.0f;
     int previous = -1;
@@ -184,10 +194,8 @@ __device__ __forceinline__ void Consume(const CUtensorMap* y_map, const Params<T
     FenceRegisters(acc);
     if (previous >= 0 && lane == 0) Arrive(barriers.Empty(previous));
 
-    const int token = params.TokenTile(tile) * Tile::kTileTokens + first_token;
-    const uint32_t buffer = staging + round % Tile::kBuffers * Tile::kOutputBytes;
-    if (stores) WaitStoresRead<Tile::kBuffers - 1>();  // this buffer's last store has left it
-    SyncThreads(1 + warpgroup, 128);
+    if (params.to.residual != nullptr) WaitResiduals();
+    wait_for_buffer();
 #pragma unroll
     for (int t = 0; t < kTokens; t += kStagedTokens) {
       StageOutputs<T>(acc + t / 2, bias, params.to, output + warp * 16, buffer + t * kRowBytes);

@@ -208,9 +208,11 @@ struct Stream {
   __device__ __forceinline__ void Store(int block_row, int i, float value) const {
     const int64_t column = int64_t{block_row} * kRows + i % kRows;
     if (column >= params.to.out) return;
-    float one[1] = {value + BiasAt(params.to.bias, column, params.to.out)};
+    const int64_t token = i / kRows;
+    float one[1] = {value + BiasAt(params.to.bias, column, params.to.out) +
+                    ResidualAt(params.to, token, column)};
     Activate<T>(one, params.to.activation);
-    params.to.y[i / kRows * params.to.y_stride + column] = FromFloat<T>(one[0]);
+    params.to.y[token * params.to.y_stride + column] = FromFloat<T>(one[0]);
   }
 
   // Reduces the warps' sums of one block row and stores them, or passes them to the thread block in which the row begins.

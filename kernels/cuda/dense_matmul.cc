@@ -34,9 +34,11 @@ struct Problem {
   Activation epilogue;  // kNone, kRelu or kGeluTanh
   int device;
   int64_t tokens, out, in, x_stride, y_stride;
+  int64_t residual_stride;  // 0: none
 
   auto Key() const {
-    return std::tuple(dtype, math, bias, epilogue, device, tokens, out, in, x_stride, y_stride);
+    return std::tuple(dtype, math, bias, epilogue, device, tokens, out, in, x_stride, y_stride,
+                      residual_stride);
   }
 };
 
@@ -51,7 +53,7 @@ using Preference = std::unique_ptr<cublasLtMatmulPreferenceOpaque_t, DescDeleter
 
 struct Plan {
   MatmulDesc desc;
-  MatrixLayout weight, x, y;
+  MatrixLayout weight, x, residual, y;  // without a residual its layout is that of y
   std::vector<cublasLtMatmulHeuristicResult_t> choices;
   cublasLtMatmulAlgo_t algorithm;
 };
@@ -91,18 +93,22 @@ KernelStatus MakePlan(const Problem& problem, Plan* plan) {
           ? CUBLAS_COMPUTE_32F_FAST_TF32
           : CUBLAS_COMPUTE_32F;
   cublasLtMatmulDesc_t desc = nullptr;
-  cublasLtMatrixLayout_t weight = nullptr, x = nullptr, y = nullptr;
+  cublasLtMatrixLayout_t weight = nullptr, x = nullptr, residual = nullptr, y = nullptr;
   cublasLtMatmulPreference_t preference = nullptr;
   const cublasStatus_t created[] = {
       cublasLtMatmulDescCreate(&desc, compute, CUDA_R_32F),
       cublasLtMatrixLayoutCreate(&weight, type, problem.in, problem.out,
                                  DenseRowStride(problem.in)),
       cublasLtMatrixLayoutCreate(&x, type, problem.in, problem.tokens, problem.x_stride),
+      cublasLtMatrixLayoutCreate(
+          &residual, type, problem.out, problem.tokens,
+          problem.residual_stride > 0 ? problem.residual_stride : problem.y_stride),
       cublasLtMatrixLayoutCreate(&y, type, problem.out, problem.tokens, problem.y_stride),
       cublasLtMatmulPreferenceCreate(&preference)};
   plan->desc.reset(desc);
   plan->weight.reset(weight);
   plan->x.reset(x);
+  plan->residual.reset(residual);
   plan->y.reset(y);
   const Preference preference_owner(preference);
   for (cublasStatus_t status : created) {
@@ -117,8 +123,9 @@ KernelStatus MakePlan(const Problem& problem, Plan* plan) {
                                        &workspace, sizeof(workspace));
   plan->choices.resize(kMaxHeuristics);
   int found = 0;
-  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-      Handle(), desc, weight, x, y, y, preference, kMaxHeuristics, plan->choices.data(), &found);
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoGetHeuristic(Handle(), desc, weight, x, residual, y, preference,
+                                     kMaxHeuristics, plan->choices.data(), &found);
   if (status != CUBLAS_STATUS_SUCCESS) return FromLt(status);
   if (found == 0) return {KernelCode::kUnsupported, "cuBLASLt: no algorithm for this problem"};
   plan->choices.resize(found);
@@ -158,7 +165,8 @@ Problem ProblemOf(const LinearArgs& args, DenseMath math) {
           args.weight.out,
           args.weight.in,
           args.x_stride,
-          args.y_stride};
+          args.y_stride,
+          args.residual == nullptr ? 0 : args.residual_stride};
 }
 
 char* BiasInScratch(const LinearArgs& args) { return static_cast<char*>(args.scratch); }
@@ -174,11 +182,12 @@ KernelStatus Multiply(const KernelContext& ctx, const LinearArgs& args, const Pl
     if (status != CUBLAS_STATUS_SUCCESS) return FromLt(status);
   }
   const size_t bias_bytes = (args.weight.out * SizeOf(args.io_dtype) + 255) / 256 * 256;
-  const float one = 1.0f, zero = 0.0f;
+  const float one = 1.0f, beta = args.residual == nullptr ? 0.0f : 1.0f;
+  const void* residual = args.residual == nullptr ? args.y : args.residual;
   return FromLt(cublasLtMatmul(Handle(), &desc, &one, args.weight.packed, plan.weight.get(), args.x,
-                               plan.x.get(), &zero, args.y, plan.y.get(), args.y, plan.y.get(),
-                               &algorithm, BiasInScratch(args) + bias_bytes, kDenseWorkspaceBytes,
-                               static_cast<cudaStream_t>(ctx.stream)));
+                               plan.x.get(), &beta, residual, plan.residual.get(), args.y,
+                               plan.y.get(), &algorithm, BiasInScratch(args) + bias_bytes,
+                               kDenseWorkspaceBytes, static_cast<cudaStream_t>(ctx.stream)));
 }
 
 // Median of five timings of eight calls each, in microseconds; of one call each where the first takes longer than 2 ms, which

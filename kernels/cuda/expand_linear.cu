@@ -332,6 +332,11 @@ __device__ __forceinline__ void StoreShare(const Params<T>& params, const Item& 
     }
     values[0] += BiasAt(params.to.bias, output, params.to.out);
     values[1] += BiasAt(params.to.bias, output + 1, params.to.out);
+    if (params.to.residual != nullptr) {
+      const float2 residual = ResidualPair(params.to, token, output);
+      values[0] += residual.x;
+      values[1] += residual.y;
+    }
     Activate<T>(values, params.to.activation);
     T* at = params.to.y + token * params.to.y_stride + output;
     if (output + 1 < params.to.out) {

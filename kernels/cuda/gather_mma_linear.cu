@@ -232,10 +232,11 @@ __device__ __forceinline__ uint32_t StagedChunk(int token, int chunk) {
   return token * kStagingRow + ((chunk ^ token) % 8) * 16;
 }
 
-// Bias and activation of the sums of 16 · kCount rows, in place; rows [u][h] are those of sums [u][2h] and [u][2h + 1].
+// Bias, residual and activation of the sums of 16 · kCount rows, in place; rows [u][h] are those of sums [u][2h] and
+// [u][2h + 1], whose tokens are 2q and 2q + 1 of every plane; `token` is the first of all.
 template <typename T, int kPlanes, int kCount>
 __device__ __forceinline__ void Finish(float (&sums)[kPlanes][kCount][4], const LinearOutput<T>& to,
-                                       const int (&rows)[kCount][2]) {
+                                       int64_t token, const int (&rows)[kCount][2]) {
   if (to.bias != nullptr) {
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
@@ -247,13 +248,21 @@ __device__ __forceinline__ void Finish(float (&sums)[kPlanes][kCount][4], const 
       }
     }
   }
+  if (to.residual != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kPlanes * kCount * 4; ++i) {
+      const int p = i / (4 * kCount), u = i / 4 % kCount, row = rows[u][i / 2 % 2];
+      const int64_t at = token + p * kMmaTokens + threadIdx.x % 4 * 2 + i % 2;
+      if (row < to.out && at < to.tokens) sums[p][u][i % 4] += ResidualAt(to, at, row);
+    }
+  }
   Activate<T>(reinterpret_cast<float(&)[kPlanes * kCount * 4]>(sums), to.activation);
 }
 
 // A list's sums to the warp's staging area.
 template <typename T, typename Unit, int kPlanes>
-__device__ __forceinline__ void StageList(const ScatteredParams<T>& params, int tile, int list,
-                                          float (&sums)[kPlanes][Unit::kSums][4],
+__device__ __forceinline__ void StageList(const ScatteredParams<T>& params, int64_t token, int tile,
+                                          int list, float (&sums)[kPlanes][Unit::kSums][4],
                                           uint32_t staging) {
   const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
   const int first = tile * kMmaWindowRows;
@@ -262,7 +271,7 @@ __device__ __forceinline__ void StageList(const ScatteredParams<T>& params, int 
 #pragma unroll
     for (int u = 0; u < Unit::kSums; ++u)
       rows[u][0] = first + 16 * u + g, rows[u][1] = first + 16 * u + 8 + g;
-    Finish<T>(sums, params.to, rows);
+    Finish<T>(sums, params.to, token, rows);
     // Matrix m of four is rows 8m … of the half; its column i, a token, goes to where lane 8m + i says.
 #pragma unroll
     for (int p = 0; p < kPlanes; ++p) {
@@ -286,7 +295,7 @@ __device__ __forceinline__ void StageList(const ScatteredParams<T>& params, int 
 #pragma unroll
       for (int i = 0; i < 4; ++i) both[p][0][i] = sums[p][0][i] + sums[p][1][i];
     }
-    Finish<T>(both, params.to, rows);
+    Finish<T>(both, params.to, token, rows);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (rows[0][h] >= params.to.out) continue;
@@ -407,7 +416,7 @@ __global__ void __launch_bounds__(kScatteredThreads, 1)
         }
         if (now.x == now.y) load(units, next.x, next.y);
         now = next;
-        StageList<T, Unit>(params, tile, list, sums, staging);
+        StageList<T, Unit>(params, token, tile, list, sums, staging);
       }
       __syncwarp();
 #pragma unroll

@@ -7,6 +7,8 @@
 #include <tuple>
 #include <utility>
 
+#include "kernels/linear/check_args.h"
+
 namespace espalier::kernels::cuda {
 namespace {
 
@@ -129,8 +131,11 @@ KernelStatus CheckArgs(const LinearArgs& args) {
   if (args.x_stride < args.weight.in || args.y_stride < args.weight.out) {
     return {KernelCode::kInvalidArgument, "linear: a row stride is below the width"};
   }
+  if (const char* wrong = WrongResidual(args); wrong != nullptr)
+    return {KernelCode::kInvalidArgument, wrong};
   if (args.x_stride % 8 != 0 || args.y_stride % 8 != 0 || !IsMultipleOf16(args.x) ||
-      !IsMultipleOf16(args.y) || !IsMultipleOf16(args.weight.packed)) {
+      !IsMultipleOf16(args.y) || !IsMultipleOf16(args.weight.packed) ||
+      !IsMultipleOf16(args.residual) || args.residual_stride % 8 != 0) {
     return {KernelCode::kInvalidArgument, "linear: CUDA kernels need 16-byte aligned rows"};
   }
   return {};

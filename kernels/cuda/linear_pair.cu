@@ -48,7 +48,7 @@ struct Params {
   int32_t chunks;
   int32_t stages;
   int32_t tiles;
-  LinearOutput<T> hidden;  // without y
+  LinearOutput<T> hidden;  // without y and residual
   LinearOutput<T> to;
 };
 
@@ -313,6 +313,11 @@ __device__ __forceinline__ void Multiply(const CUtensorMap* y_map, const Params<
                              BiasAt(params.to.bias, output + row + 8, params.to.out)};
       if (stores) WaitStoresRead<0>();  // the last store has left the buffer
       SyncThreads(1 + warpgroup, 128);
+      if (params.to.residual != nullptr) {
+        FetchResiduals<T, kTokens>(params.to, output, int64_t{tile} * kTokens, staging);
+        WaitResiduals();
+        SyncThreads(1 + warpgroup, 128);
+      }
       StageOutputs<T, kTokens>(acc[k], bias, params.to, output + warp * 16, staging);
       FenceAsyncProxy();
       SyncThreads(1 + warpgroup, 128);
@@ -423,6 +428,8 @@ KernelStatus LinearPairOnDevice(const KernelContext& ctx, const LinearPairArgs& 
   if (!FitsLinearPair(DescOfArgs(args.first), DescOfArgs(args.second), Arch::kSm90))
     return {KernelCode::kUnsupported,
             "linear pair: needs two-byte blocks of 64 rows and 64 or 128 columns"};
+  if (args.first.residual != nullptr)
+    return {KernelCode::kInvalidArgument, "linear pair: the first layer takes no residual"};
   LinearArgs first = args.first, second = args.second;
   // Each lacks one pointer, in place of which the other's passes the checks.
   first.y = second.y, first.y_stride = first.weight.out + 64 - first.weight.out % 64;

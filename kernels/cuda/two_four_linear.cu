@@ -306,6 +306,20 @@ __device__ __forceinline__ void ConsumeTile(const CUtensorMap* y_map, const Para
   const int64_t biased = output + warp * 16 + lane / 4;
   const float bias[2] = {BiasAt(params.to.bias, biased, params.to.out),
                          BiasAt(params.to.bias, biased + 8, params.to.out)};
+  const auto buffer_of = [&](int t) {
+    return consumer.shared.base + kStagingOffset +
+           (warpgroup * kBuffers + t / kStagedTokens % kBuffers) * kBufferBytes;
+  };
+  const auto fetch_residuals = [&](int t) {
+    FetchResiduals<T, kStagedTokens>(params.to, output, item.token + t, buffer_of(t));
+  };
+  if (params.to.residual !=
+      nullptr) {  // as many as there are buffers for, while the tile is multiplied
+    if (stores) WaitStoresRead<0>();
+    SyncThreads(1 + warpgroup, 128);
+#pragma unroll
+    for (int t = 0; t < kBuffers * kStagedTokens; t += kStagedTokens) fetch_residuals(t);
+  }
   float acc[kTileTokens / 2];
 #pragma unroll
   for (int i = 0; i < kTileTokens / 2; ++i) acc[i] = 0.0f;
@@ -336,15 +350,19 @@ __device__ __forceinline__ void ConsumeTile(const CUtensorMap* y_map, const Para
 
 #pragma unroll
   for (int t = 0; t < kTileTokens; t += kStagedTokens) {
-    const uint32_t buffer = consumer.shared.base + kStagingOffset +
-                            (warpgroup * kBuffers + t / kStagedTokens % kBuffers) * kBufferBytes;
+    if (params.to.residual != nullptr) WaitResiduals();
     if (stores) WaitStoresRead<kBuffers - 1>();  // this buffer's last store has left it
     SyncThreads(1 + warpgroup, 128);
-    StageOutputs<T>(acc + t / 2, bias, params.to, output + warp * 16, buffer);
+    if (t >= kBuffers * kStagedTokens && params.to.residual != nullptr) {
+      fetch_residuals(t);
+      WaitResiduals();
+      SyncThreads(1 + warpgroup, 128);
+    }
+    StageOutputs<T>(acc + t / 2, bias, params.to, output + warp * 16, buffer_of(t));
     FenceAsyncProxy();
     SyncThreads(1 + warpgroup, 128);
     if (stores) {
-      StoreBox(y_map, buffer, static_cast<int>(output), item.token + t);
+      StoreBox(y_map, buffer_of(t), static_cast<int>(output), item.token + t);
       CommitStores();
     }
   }

@@ -1,11 +1,13 @@
-// linear_pair.h — y = act2(act1(x · W1ᵀ + b1) · W2ᵀ + b2) in one kernel: what lies between the two stays on the chip.
+// linear_pair.h — y = act2(act1(x · W1ᵀ + b1) · W2ᵀ + b2 + residual) in one kernel: what lies between stays on the chip.
 //
 // Shapes   first: x [tokens, in], W1 [hidden, in], b1 [hidden] or null; its y is not used.
-//          second: W2 [out, hidden], y [tokens, out], b2 [out] or null; its x is not used. Strides as in linear.h.
+//          second: W2 [out, hidden], y [tokens, out], b2 [out] or null, residual [tokens, out] or null; its x is not used.
+//          Strides as in linear.h.
 // Types    CUDA only: x, y and both weights of one two-byte type; the hidden values are rounded to it, as they are when
 //          they pass through memory. Accumulation and biases f32.
-// Memory   Everything is borrowed, on the device; both weights in the packing kLinearPairPacking. y must not alias x.
-// Limits   FitsLinearPair; tokens >= 0 (0 is a no-op).
+// Memory   Everything is borrowed, on the device; both weights in the packing kLinearPairPacking. y must not alias x; the
+//          residual may be y, as in linear.h.
+// Limits   FitsLinearPair; tokens >= 0 (0 is a no-op); no residual of the first layer.
 // Errors   kUnsupported for what FitsLinearPair refuses, kInvalidArgument for a broken contract.
 // Async    Enqueued on ctx.stream. Thread-safe: no shared state.
 // Determinism  Bit-identical for the same x row whatever the batch is.

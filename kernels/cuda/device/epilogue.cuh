@@ -1,4 +1,4 @@
-// epilogue.cuh — bias, activation and the store of four neighbouring outputs, shared by the linear kernels.
+// epilogue.cuh — bias, residual, activation and the store of four neighbouring outputs, shared by the linear kernels.
 #pragma once
 
 #include <cstdint>
@@ -105,7 +105,9 @@ template <typename T>
 struct LinearOutput {
   T* y;
   const float* bias;
+  const T* residual;  // null: none; may be y, so never loaded as constant data
   int64_t y_stride;
+  int64_t residual_stride;
   int64_t tokens;
   int64_t out;
   Activation activation;
@@ -113,8 +115,14 @@ struct LinearOutput {
 
 template <typename T>
 LinearOutput<T> OutputOf(const LinearArgs& args) {
-  return {static_cast<T*>(args.y), args.bias,      args.y_stride, args.tokens,
-          args.weight.out,         args.activation};
+  return {static_cast<T*>(args.y),
+          args.bias,
+          static_cast<const T*>(args.residual),
+          args.y_stride,
+          args.residual_stride,
+          args.tokens,
+          args.weight.out,
+          args.activation};
 }
 
 // Outputs [column, column + 4) of one token, two a word; those at or beyond `out` stay untouched. `row` is 8-byte aligned.
@@ -140,10 +148,27 @@ __device__ __forceinline__ float BiasAt(const float* bias, int64_t column, int64
   return bias != nullptr && column < out ? __ldg(bias + column) : 0.0f;
 }
 
-// Bias, activation and store for a fragment with tokens as rows: thread (r = lane / 4, q = lane % 4) of a warp holds, for
-// each 16 outputs u and half h of them, outputs 16u + 8h + 2q + {0, 1} of token r in values[8u + 4h + {0, 1}] and of token
-// r + 8 in values[8u + 4h + {2, 3}]. `token` is that of row 0. Neighbouring lanes exchange halves, so that a thread
-// stores four neighbouring outputs and a token's 16 outputs fill a whole 32-byte sector.
+// The residual of an output, 0 without.
+template <typename T>
+__device__ __forceinline__ float ResidualAt(const LinearOutput<T>& to, int64_t token,
+                                            int64_t column) {
+  return to.residual != nullptr ? ToFloat(to.residual[token * to.residual_stride + column]) : 0.0f;
+}
+
+// Where there is a residual: those of outputs column (even) and column + 1, 0 beyond the last output or token.
+template <typename T>
+__device__ __forceinline__ float2 ResidualPair(const LinearOutput<T>& to, int64_t token,
+                                               int64_t column) {
+  if (token >= to.tokens || column >= to.out) return {};
+  const T* at = to.residual + token * to.residual_stride + column;
+  if (column + 1 == to.out) return {ToFloat(*at), 0.0f};
+  return UnpackPair<T>(*reinterpret_cast<const uint32_t*>(at));
+}
+
+// Bias, residual, activation and store for a fragment with tokens as rows: thread (r = lane / 4, q = lane % 4) of a warp
+// holds, for each 16 outputs u and half h of them, outputs 16u + 8h + 2q + {0, 1} of token r in values[8u + 4h + {0, 1}]
+// and of token r + 8 in values[8u + 4h + {2, 3}]. `token` is that of row 0. Neighbouring lanes exchange halves, so that a
+// thread stores four neighbouring outputs and a token's 16 outputs fill a whole 32-byte sector.
 template <typename T, int kCount>
 __device__ __forceinline__ void StoreTokenRows(float (&values)[kCount], const LinearOutput<T>& to,
                                                int64_t token, int64_t first_output) {
@@ -156,6 +181,15 @@ __device__ __forceinline__ void StoreTokenRows(float (&values)[kCount], const Li
           BiasAt(to.bias, first_output + 16 * u + 8 * (i / 2) + 2 * q + i % 2, to.out);
       values[8 * u + 4 * (i / 2) + i % 2] += bias;
       values[8 * u + 4 * (i / 2) + i % 2 + 2] += bias;
+    }
+  }
+  if (to.residual != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {  // two neighbouring outputs each
+      const float2 pair =
+          ResidualPair(to, token + lane / 4 + 8 * (i % 2), first_output + 8 * (i / 2) + 2 * q);
+      values[2 * i] += pair.x;
+      values[2 * i + 1] += pair.y;
     }
   }
   Activate<T>(values, to.activation);

@@ -30,7 +30,7 @@ template <typename T>
 __device__ __forceinline__ void StoreOne(const LinearOutput<T>& to, int64_t token, int64_t row,
                                          float value) {
   if (token >= to.tokens || row >= to.out) return;
-  float one[1] = {value + BiasAt(to.bias, row, to.out)};
+  float one[1] = {value + BiasAt(to.bias, row, to.out) + ResidualAt(to, token, row)};
   Activate<T>(one, to.activation);
   to.y[token * to.y_stride + row] = FromFloat<T>(one[0]);
 }

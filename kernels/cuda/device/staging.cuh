@@ -1,4 +1,5 @@
-// staging.cuh — from the accumulators of wgmma with weights as the 64-row operand to the box that a tensor map stores.
+// staging.cuh — from the accumulators of wgmma with weights as the 64-row operand to the box that a tensor map stores; and
+// residuals, which take the same way back.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +37,45 @@ __device__ __forceinline__ void StoreStaged(const float (&values)[kTokens / 2], 
   }
 }
 
-// The same with bias and activation. `first_output` is the warp's, bias[] belongs to outputs first_output + lane / 4 and 8
-// further.
+// Asks for the residuals of a box of 64 outputs × kTokens tokens, by a whole warpgroup, into its staging area; what lies beyond
+// the last output or token becomes 0. They are there for StageOutputs after WaitResiduals and a barrier of the warpgroup.
+template <typename T, int kTokens>
+__device__ __forceinline__ void FetchResiduals(const LinearOutput<T>& to, int64_t first_output,
+                                               int64_t first_token, uint32_t staging) {
+  const int chunk = threadIdx.x % 8;
+  const int64_t output = first_output + 8 * chunk;
+  const int64_t left = (to.out - output) * 2;
+  const int present = static_cast<int>(left < 0 ? 0 : left > 16 ? 16 : left);
+#pragma unroll
+  for (int row = threadIdx.x % 128 / 8; row < kTokens; row += 16) {
+    const int64_t token = first_token + row;
+    const int bytes = token < to.tokens ? present : 0;
+    const T* from = bytes > 0 ? to.residual + token * to.residual_stride + output : to.residual;
+    Copy16(staging + row * kStagedRowBytes + (chunk ^ row % 8) * 16, from, bytes);
+  }
+  CommitCopies();
+}
+__device__ __forceinline__ void WaitResiduals() { WaitCopies<0>(); }
+
+// values += the residuals of a warp's 16 outputs × kTokens tokens; arguments as StoreStaged has them.
+template <typename T, int kTokens>
+__device__ __forceinline__ void AddStaged(float (&values)[kTokens / 2], uint32_t from) {
+#pragma unroll
+  for (int j = 0; j < kTokens / 8; j += 2) {
+    uint32_t matrices[4];
+    LoadMatricesTransposed(matrices, from + 8 * j * kStagedRowBytes);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = UnpackPair<T>(matrices[i]);
+      values[4 * j + 2 * i] += pair.x;
+      values[4 * j + 2 * i + 1] += pair.y;
+    }
+  }
+  __syncwarp();  // all have read what they are about to overwrite
+}
+
+// The same as StoreStaged with bias, residual (FetchResiduals) and activation. `first_output` is the warp's, bias[] belongs to
+// outputs first_output + lane / 4 and 8 further.
 template <typename T, int kTokens = kStagedTokens>
 __device__ __forceinline__ void StageOutputs(const float* acc, const float (&bias)[2],
                                              const LinearOutput<T>& to, int64_t first_output,
@@ -46,6 +84,7 @@ __device__ __forceinline__ void StageOutputs(const float* acc, const float (&bia
   float values[kTokens / 2];
 #pragma unroll
   for (int i = 0; i < kTokens / 2; ++i) values[i] = acc[i] + bias[i / 2 % 2];
+  if (to.residual != nullptr) AddStaged<T, kTokens>(values, staging + StagingOffset());
   Activate<T>(values, to.activation);
   if (first_output + 16 > to.out) {  // the tail of a row is zero
 #pragma unroll

@@ -72,6 +72,11 @@ class DeviceBuffer {
     OrDie(module_->fill(as<char>() + offset, byte, bytes_ - offset, nullptr), "fill");
     OrDie(module_->synchronize_stream(nullptr), "fill");
   }
+  // The whole of `other`, which is no larger.
+  void CopyFrom(const DeviceBuffer& other) {
+    OrDie(module_->copy(data_, other.data_, other.bytes_, nullptr), "copy");
+    OrDie(module_->synchronize_stream(nullptr), "copy");
+  }
   void Download(void* to) const {
     OrDie(module_->copy(to, data_, bytes_, nullptr), "download");
     OrDie(module_->synchronize_stream(nullptr), "download");

@@ -85,8 +85,11 @@ __global__ void ReferenceKernel(LinearArgs args, const int64_t* tokens, int64_t 
       break;
   }
   const double bias = args.bias == nullptr ? 0.0 : args.bias[row];
-  expected[i] = Activated(args.activation, sum.value + bias);
-  magnitude[i] = sum.magnitude + fabs(bias);
+  const double residual = args.residual == nullptr ? 0.0
+                                                   : Load(args.residual, args.io_dtype,
+                                                          token * args.residual_stride + row);
+  expected[i] = Activated(args.activation, sum.value + bias + residual);
+  magnitude[i] = sum.magnitude + fabs(bias) + fabs(residual);
 }
 
 __global__ void FillKernel(void* to, DType dtype, int64_t count, uint64_t seed) {

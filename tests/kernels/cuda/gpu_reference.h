@@ -10,7 +10,7 @@
 
 namespace espalier::kernels::testing {
 
-// expected[i · out + row] and magnitude (Σ|x·w| + |b|) of tokens[i], i in [0, count); every pointer in device memory but
+// expected[i · out + row] and magnitude (Σ|x·w| + |b| + |residual|) of tokens[i], i in [0, count); every pointer in device memory but
 // those of `args` itself; synchronous. Returns a static error text, or null.
 const char* GpuReferenceLinear(const LinearArgs& args, const int64_t* tokens, int64_t count,
                                double* expected, double* magnitude);

@@ -5,9 +5,9 @@
 //   linear_gpu_check [--module libespalier_cuda.so] [--variant SUBSTRING] [--arch sm80|sm90] [--cases N] [--seed N]
 //
 // Prints a line a variant and a line a failure; exits 0 when all passed, 1 when one failed, 2 without a usable GPU.
-// Each problem: y, its padding and scratch poisoned with NaN, padding of x poisoned too; then every output within
-// tolerance, nothing written beside them, a second run bit-equal, and for batch-invariant variants
-// the first token alone bit-equal to its row in the batch.
+// Each problem: y (unless the residual lies in it), its padding and scratch poisoned with NaN, padding of x and residual
+// poisoned too; then every output within tolerance, nothing written beside them, a second run bit-equal, and for
+// batch-invariant variants the first token alone bit-equal to its row in the batch.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -35,13 +35,14 @@ struct Case {
   int64_t tokens = 0;
   bool bias = false;
   Activation activation = Activation::kNone;
-  int64_t x_padding = 0, y_padding = 0;
+  Residual residual = Residual::kNone;
+  int64_t x_padding = 0, y_padding = 0, residual_padding = 0;
 };
 
 std::string Describe(const Case& c) {
   return ToString(c.spec) + " tokens " + std::to_string(c.tokens) + (c.bias ? " bias " : " ") +
-         NameOf(c.activation) + " padding " + std::to_string(c.x_padding) + "/" +
-         std::to_string(c.y_padding);
+         NameOf(c.residual) + NameOf(c.activation) + " padding " + std::to_string(c.x_padding) +
+         "/" + std::to_string(c.residual_padding) + "/" + std::to_string(c.y_padding);
 }
 
 // The dense fallback rounds before a second-pass activation.
@@ -77,6 +78,10 @@ class Check {
     args.y = y_.as();
     args.y_stride = y_stride_;
     args.bias = case_.bias ? bias_.as<float>() : nullptr;
+    args.residual = case_.residual == Residual::kNone    ? nullptr
+                    : case_.residual == Residual::kApart ? residual_.as()
+                                                         : y_.as();
+    args.residual_stride = residual_stride_;
     args.activation = case_.activation;
     args.tokens = tokens;
     args.scratch = scratch_.bytes() > 0 ? scratch_.as() : nullptr;
@@ -92,27 +97,21 @@ class Check {
   Case case_;
   RandomWeight weight_;
   DeviceArrays arrays_;
-  int64_t x_stride_ = 0, y_stride_ = 0;
+  int64_t x_stride_ = 0, y_stride_ = 0, residual_stride_ = 0;
   std::vector<float> host_bias_;
-  DeviceBuffer packed_, x_, y_, bias_, scratch_;
+  DeviceBuffer packed_, x_, y_, bias_, residual_, scratch_;
 };
 
 void Check::MakeInputs() {
   const size_t element = SizeOf(case_.spec.dtype);
   x_stride_ = RowStride(case_.spec.in) + case_.x_padding;
   y_stride_ = RowStride(case_.spec.out) + case_.y_padding;
+  residual_stride_ = case_.residual == Residual::kInY
+                         ? y_stride_
+                         : RowStride(case_.spec.out) + case_.residual_padding;
   Random random(case_.spec.seed + 77);
-  std::vector<char> x(case_.tokens * x_stride_ * element,
-                      static_cast<char>(0xff));  // padding stays NaN
-  for (int64_t t = 0; t < case_.tokens; ++t) {
-    for (int64_t c = 0; c < case_.spec.in; ++c) {
-      const float value = random.Unit();
-      const uint16_t half =
-          case_.spec.dtype == DType::kBFloat16 ? ToBFloat16(value) : ToFloat16(value);
-      std::memcpy(&x[(t * x_stride_ + c) * element],
-                  element == 2 ? static_cast<const void*>(&half) : &value, element);
-    }
-  }
+  const std::vector<char> x =
+      RandomRows(case_.spec.dtype, case_.tokens, case_.spec.in, x_stride_, random);
   host_bias_.resize(case_.spec.out);
   for (float& b : host_bias_) b = random.Unit();
   if (case_.spec.layout == Layout::kDense) {  // cuBLASLt takes the bias in the type of y
@@ -120,6 +119,11 @@ void Check::MakeInputs() {
       const uint16_t half = case_.spec.dtype == DType::kBFloat16 ? ToBFloat16(b) : ToFloat16(b);
       if (element == 2) b = FromElement(&half, case_.spec.dtype, 0);
     }
+  }
+  if (case_.residual != Residual::kNone) {
+    const std::vector<char> residual =
+        RandomRows(case_.spec.dtype, case_.tokens, case_.spec.out, residual_stride_, random);
+    residual_ = DeviceBuffer(module_, residual.data(), residual.size());
   }
   const std::vector<char> packed = PackOnHost(variant_, weight_.view());
   packed_ = DeviceBuffer(module_, packed.data(), packed.size());
@@ -134,7 +138,11 @@ void Check::MakeInputs() {
 }
 
 std::string Check::RunOnce(int64_t tokens, std::vector<char>* y) {
-  y_.Fill(0xff);
+  if (case_.residual == Residual::kInY) {
+    y_.CopyFrom(residual_);
+  } else {
+    y_.Fill(0xff);
+  }
   KernelContext ctx;
   ctx.arch = variant_.arch;
   ctx.stream = stream_;
@@ -160,6 +168,7 @@ std::string Check::Compare(const std::vector<char>& y) {
       device_magnitude(module_, tokens * out * 8);
   LinearArgs args = Args(tokens);
   args.weight = arrays_.view();
+  if (args.residual != nullptr) args.residual = residual_.as();
   OrDie(GpuReferenceLinear(args, device_tokens.as<int64_t>(), tokens, device_expected.as<double>(),
                            device_magnitude.as<double>()),
         "oracle");
@@ -182,7 +191,7 @@ std::string Check::Compare(const std::vector<char>& y) {
       }
       const double actual = FromElement(at, case_.spec.dtype, 0), want = expected[t * out + c];
       const double allowed =
-          Tolerance(case_, want, magnitude[t * out + c], static_cast<double>(case_.spec.in));
+          Tolerance(case_, want, magnitude[t * out + c], static_cast<double>(case_.spec.in + 1));
       const double excess = std::isnan(actual) ? INFINITY : std::abs(actual - want) / allowed;
       if (excess <= worst) continue;
       worst = excess;
@@ -214,7 +223,8 @@ std::string Check::Run() {
   return "";
 }
 
-// Problems for one variant and block shape: all activations, ragged and whole edges, tile sizes ± 1.
+// Problems for one variant and block shape: all activations, each with residuals and without, ragged and whole edges, tile
+// sizes ± 1.
 std::vector<Case> CasesFor(const LinearVariant& variant, DType dtype, int32_t br, int32_t bc,
                            const Options& options) {
   constexpr int64_t kTokens[] = {1,   2,   7,   8,   9,   16,  17,  31,   33,
@@ -252,6 +262,8 @@ std::vector<Case> CasesFor(const LinearVariant& variant, DType dtype, int32_t br
     c.activation = static_cast<Activation>(i % 6);
     c.x_padding = i % 5 == 0 ? 64 : 0;
     c.y_padding = i % 7 == 0 ? 8 : 0;
+    c.residual = static_cast<Residual>((i + i / 6) % 3);
+    c.residual_padding = i % 3 == 0 ? 8 : 0;
     cases.push_back(c);
   }
   return cases;
@@ -280,24 +292,30 @@ std::string CheckOracle(const cuda::CudaModule* module) {
     const RandomWeight weight({layout, DType::kBFloat16, 75, 131, side, side, 0.3, false, 5});
     const DeviceArrays arrays(module, weight);
     constexpr int64_t kTokens = 5;
-    std::vector<uint16_t> x(kTokens * 131);
+    std::vector<uint16_t> x(kTokens * 131), residual(kTokens * 80);
     Random random(9);
-    for (uint16_t& value : x) value = ToBFloat16(random.Unit());
+    for (std::vector<uint16_t>* values : {&x, &residual}) {
+      for (uint16_t& value : *values) value = ToBFloat16(random.Unit());
+    }
     LinearArgs args;
     args.weight = weight.view();
     args.io_dtype = DType::kBFloat16;
     args.x = x.data();
     args.x_stride = 131;
+    args.residual = residual.data();
+    args.residual_stride = 80;
     args.tokens = kTokens;
     args.activation = Activation::kGeluErf;
     std::vector<double> expected(kTokens * 75), magnitude(kTokens * 75), actual(kTokens * 75);
     ReferenceLinear(args, expected.data(), magnitude.data());
-    const DeviceBuffer device_x(module, x.data(), x.size() * 2);
+    const DeviceBuffer device_x(module, x.data(), x.size() * 2),
+        device_residual(module, residual.data(), residual.size() * 2);
     const int64_t tokens[kTokens] = {0, 1, 2, 3, 4};
     const DeviceBuffer device_tokens(module, tokens, sizeof(tokens));
     const DeviceBuffer y(module, actual.size() * 8), m(module, actual.size() * 8);
     args.weight = arrays.view();
     args.x = device_x.as();
+    args.residual = device_residual.as();
     OrDie(GpuReferenceLinear(args, device_tokens.as<int64_t>(), kTokens, y.as<double>(),
                              m.as<double>()),
           "oracle");

@@ -2,7 +2,7 @@
 //
 //   linear_pair_gpu_check [--module libespalier_cuda.so] [--cases N] [--seed N]
 //
-// Each problem: y, its padding and the padding of x poisoned with NaN; then every output within tolerance, nothing written
+// Each problem: y (unless the residual lies in it), its padding and those of x and residual poisoned with NaN; then every output within tolerance, nothing written
 // beside them, a second run bit-equal, and the first token alone bit-equal to its row in the batch. Prints a line a failure
 // and the count; exits 0 when all passed, 1 when one failed, 2 without a GPU that runs pairs.
 #include <cstdio>
@@ -21,12 +21,13 @@ struct Case {
   int64_t tokens = 0;
   bool biases = false;
   Activation first_activation = Activation::kNone, second_activation = Activation::kNone;
+  Residual residual = Residual::kNone;
   int64_t x_padding = 0, y_padding = 0;
 };
 
 std::string Describe(const Case& c) {
   return ToString(c.first) + " then " + ToString(c.second) + " tokens " + std::to_string(c.tokens) +
-         (c.biases ? " biases " : " ") + NameOf(c.first_activation) + " " +
+         (c.biases ? " biases " : " ") + NameOf(c.residual) + NameOf(c.first_activation) + " " +
          NameOf(c.second_activation) + " padding " + std::to_string(c.x_padding) + "/" +
          std::to_string(c.y_padding);
 }
@@ -69,6 +70,12 @@ class PairCheck {
       padded[i / c.first.in * x_stride_ + i % c.first.in] = x_[i];
     }
     device_x_ = DeviceBuffer(module, padded.data(), padded.size() * 2);
+    if (c.residual != Residual::kNone) {
+      residual_stride_ =
+          c.residual == Residual::kInY ? y_stride_ : RowStride(c.second.out) + c.x_padding;
+      residual_ = RandomRows(c.first.dtype, c.tokens, c.second.out, residual_stride_, random);
+      device_residual_ = DeviceBuffer(module, residual_.data(), residual_.size());
+    }
     device_y_ = DeviceBuffer(module, c.tokens * y_stride_ * 2);
   }
 
@@ -77,7 +84,7 @@ class PairCheck {
     std::vector<uint16_t> y, again, alone;
     if (std::string error = RunOnce(case_.tokens, &y); !error.empty()) return error;
     const int64_t out = case_.second.out;
-    std::vector<uint16_t> dense;
+    std::vector<uint16_t> dense, residual;
     for (int64_t i = 0; i < case_.tokens * y_stride_; ++i) {
       const int64_t column = i % y_stride_;
       if (column < out)
@@ -85,13 +92,18 @@ class PairCheck {
       else if (y[i] != 0xffff && !(column < (out + 7) / 8 * 8 && y[i] == 0))
         return "wrote to the padding of y, token " + std::to_string(i / y_stride_);
     }
+    for (int64_t i = 0; i < case_.tokens && !residual_.empty(); ++i) {
+      const auto* row = reinterpret_cast<const uint16_t*>(residual_.data()) + i * residual_stride_;
+      residual.insert(residual.end(), row, row + out);
+    }
     const HostPair pair{first_,
                         second_,
                         case_.biases ? bias1_.data() : nullptr,
                         case_.biases ? bias2_.data() : nullptr,
                         case_.first_activation,
                         case_.second_activation,
-                        case_.tokens};
+                        case_.tokens,
+                        residual.empty() ? nullptr : residual.data()};
     if (std::string error = ComparePair(pair, x_.data(), dense.data()); !error.empty())
       return error;
     if (std::string error = RunOnce(case_.tokens, &again); !error.empty()) return "again: " + error;
@@ -105,7 +117,11 @@ class PairCheck {
 
  private:
   std::string RunOnce(int64_t tokens, std::vector<uint16_t>* y) {
-    device_y_.Fill(0xff);
+    if (case_.residual == Residual::kInY) {
+      device_y_.CopyFrom(device_residual_);
+    } else {
+      device_y_.Fill(0xff);
+    }
     LinearPairArgs args;
     const auto layer = [&](LinearArgs& to, const RandomWeight& weight, const DeviceBuffer& packed,
                            const DeviceBuffer& bias, Activation activation) {
@@ -122,6 +138,11 @@ class PairCheck {
     layer(args.second, second_, packed2_, device_bias2_, case_.second_activation);
     args.first.x = device_x_.as(), args.first.x_stride = x_stride_;
     args.second.y = device_y_.as(), args.second.y_stride = y_stride_;
+    if (case_.residual != Residual::kNone) {
+      args.second.residual =
+          case_.residual == Residual::kInY ? device_y_.as() : device_residual_.as();
+      args.second.residual_stride = residual_stride_;
+    }
     KernelContext ctx;
     ctx.arch = Arch::kSm90;
     ctx.stream = stream_;
@@ -143,11 +164,13 @@ class PairCheck {
   RandomWeight first_, second_;
   std::vector<float> bias1_, bias2_;
   std::vector<uint16_t> x_;
-  int64_t x_stride_ = 0, y_stride_ = 0;
-  DeviceBuffer packed1_, packed2_, device_bias1_, device_bias2_, device_x_, device_y_;
+  std::vector<char> residual_;  // with its padding
+  int64_t x_stride_ = 0, y_stride_ = 0, residual_stride_ = 0;
+  DeviceBuffer packed1_, packed2_, device_bias1_, device_bias2_, device_x_, device_residual_,
+      device_y_;
 };
 
-// All activations and types, both layouts, ragged and whole edges, every tile of tokens ± 1, rows without a block.
+// All activations and types, each with residuals and without, both layouts, ragged and whole edges, every tile of tokens ± 1, rows without a block.
 Case CaseOf(int i, uint64_t seed) {
   constexpr int64_t kTokens[] = {1,  2,  15, 16,  17,  31,   33,   47,  48,
                                  49, 96, 97, 200, 640, 2113, 4300, 6337};
@@ -181,6 +204,7 @@ Case CaseOf(int i, uint64_t seed) {
   c.second_activation = static_cast<Activation>(i / 6 % 6);
   c.x_padding = i % 5 == 0 ? 64 : 0;
   c.y_padding = i % 7 == 0 ? 8 : 0;
+  c.residual = static_cast<Residual>((i + i / 6) % 3);
   return c;
 }
 

@@ -36,6 +36,16 @@ uint64_t Random::Next() {  // splitmix64
   return z ^ (z >> 31);
 }
 
+std::vector<char> RandomRows(DType dtype, int64_t rows, int64_t width, int64_t stride,
+                             Random& random) {
+  std::vector<char> values(rows * stride * SizeOf(dtype), static_cast<char>(0xff));
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < width; ++c)
+      StoreElement(dtype, random.Unit(), values.data(), r * stride + c);
+  }
+  return values;
+}
+
 uint16_t ToBFloat16(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);

@@ -49,6 +49,10 @@ struct RandomWeight {
   int64_t stored = 0;  // values stored, padding included
 };
 
+// [rows, width] uniform in [-1, 1), rounded to dtype, `stride` elements from row to row; what lies between is NaN.
+std::vector<char> RandomRows(DType dtype, int64_t rows, int64_t width, int64_t stride,
+                             Random& random);
+
 uint16_t ToBFloat16(float value);
 uint16_t ToFloat16(float value);  // subnormal results flush to zero
 float FromElement(const void* array, DType dtype, int64_t i);
