@@ -1,40 +1,50 @@
 #include "engine/planner/patch_memory.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 
 namespace espalier::planner {
-namespace {
 
 // One upload, one result back, on a stream beside those that serve.
-absl::StatusOr<kernels::PatchResult> PatchOnGpu(const CudaDevice& gpu, kernels::PatchArgs args) {
-  auto stream = gpu.NewStream();
-  if (!stream.ok()) return stream.status();
-  auto patches = gpu.Upload(args.patches, args.count * sizeof(kernels::ElementPatch));
-  if (!patches.ok()) return patches.status();
+absl::StatusOr<kernels::PatchResult> MemoryPatcher::PatchOnGpu(kernels::PatchArgs args) {
+  const size_t bytes = args.count * sizeof(kernels::ElementPatch);
+  if (result_.get() == nullptr) {
+    auto stream = gpu_->NewStream();
+    if (!stream.ok()) return stream.status();
+    stream_ = *std::move(stream);
+    auto result = gpu_->Allocate(sizeof(kernels::PatchResult));
+    if (!result.ok()) return result.status();
+    result_ = *std::move(result);
+  }
+  if (patches_.bytes() < bytes) {
+    patches_ = CudaHandle();
+    auto patches = gpu_->Allocate(bytes);
+    if (!patches.ok()) return patches.status();
+    patches_ = *std::move(patches);
+  }
+  absl::Status copied = gpu_->Copy(patches_.get(), args.patches, bytes, stream_.get());
+  if (!copied.ok()) return copied;
+  args.patches = static_cast<const kernels::ElementPatch*>(patches_.get());
+  args.result = static_cast<kernels::PatchResult*>(result_.get());
+  kernels::KernelContext context = gpu_->MakeContext();
+  context.stream = stream_.get();
+  const kernels::KernelStatus status = kernels::PatchElements(context, args);
+  if (!status.ok()) return gpu_->Explain(status, "changing weights in place");
   kernels::PatchResult found;
-  auto result = gpu.Allocate(sizeof(found));
-  if (!result.ok()) return result.status();
-  args.patches = static_cast<const kernels::ElementPatch*>(patches->get());
-  args.result = static_cast<kernels::PatchResult*>(result->get());
-  kernels::KernelContext context = gpu.MakeContext();
-  context.stream = stream->get();
-  kernels::KernelStatus status = kernels::PatchElements(context, args);
-  if (status.ok()) status = gpu.module().copy(&found, args.result, sizeof(found), stream->get());
-  if (status.ok()) status = gpu.module().synchronize_stream(stream->get());
-  if (!status.ok()) return gpu.Explain(status, "changing weights in place");
+  copied = gpu_->Copy(&found, args.result, sizeof(found), stream_.get());
+  if (!copied.ok()) return copied;
   return found;
 }
 
-}  // namespace
-
-absl::StatusOr<int64_t> PatchMemory(const CudaDevice* gpu, void* memory, int32_t width,
-                                    absl::Span<const kernels::ElementPatch> patches) {
+absl::StatusOr<int64_t> MemoryPatcher::Patch(void* memory, int32_t width,
+                                             absl::Span<const kernels::ElementPatch> patches) {
   if (patches.empty()) return -1;
   const auto count = static_cast<int64_t>(patches.size());
   kernels::PatchResult found;
   const kernels::PatchArgs args = {memory, width, patches.data(), count, &found};
-  if (gpu != nullptr) {
-    auto patched = PatchOnGpu(*gpu, args);
+  if (gpu_ != nullptr) {
+    auto patched = PatchOnGpu(args);
     if (!patched.ok()) return patched.status();
     found = *patched;
   } else if (const auto status = kernels::PatchElements({}, args); !status.ok()) {

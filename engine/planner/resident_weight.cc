@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "engine/planner/patch_memory.h"
 #include "engine/sparse/weight_elements.h"
 #include "kernels/block_csr_linear/block_csr_linear.h"
 
@@ -80,7 +79,8 @@ kernels::WeightView ResidentWeight::view() const {
   return view;
 }
 
-absl::StatusOr<bool> ResidentWeight::EditInPlace(absl::Span<const ElementEdit> edits, Zeros zeros) {
+absl::StatusOr<bool> ResidentWeight::EditInPlace(absl::Span<const ElementEdit> edits, Zeros zeros,
+                                                 MemoryPatcher& patcher) {
   if (variant_.locate == nullptr) return false;
   std::vector<int64_t> elements(edits.size()), offsets(edits.size());
   for (size_t i = 0; i < edits.size(); ++i) elements[i] = edits[i].position;
@@ -102,12 +102,13 @@ absl::StatusOr<bool> ResidentWeight::EditInPlace(absl::Span<const ElementEdit> e
     }
     if (is) fits = false;
   }
-  if (absl::Status patched = Patch(edits, offsets, fits); !patched.ok()) return patched;
+  if (absl::Status patched = Patch(edits, offsets, fits, patcher); !patched.ok()) return patched;
   return fits;
 }
 
 absl::Status ResidentWeight::Patch(absl::Span<const ElementEdit> edits,
-                                   absl::Span<const int64_t> offsets, bool write) {
+                                   absl::Span<const int64_t> offsets, bool write,
+                                   MemoryPatcher& patcher) {
   const kernels::WeightView view = weight_.view();
   std::vector<kernels::ElementPatch> patches;
   for (size_t i = 0; i < edits.size(); ++i) {
@@ -118,7 +119,7 @@ absl::Status ResidentWeight::Patch(absl::Span<const ElementEdit> edits,
   void* memory = device_ != nullptr            ? on_device_.get()
                  : variant_.packing != nullptr ? packed_.data()
                                                : weight_.mutable_values();
-  auto unexpected = PatchMemory(device_, memory, static_cast<int32_t>(SizeOf(view.dtype)), patches);
+  auto unexpected = patcher.Patch(memory, static_cast<int32_t>(SizeOf(view.dtype)), patches);
   if (!unexpected.ok() || *unexpected < 0) return unexpected.status();
   size_t i = 0;  // of the edit: patches are those of stored elements
   for (int64_t before = *unexpected; offsets[i] < 0 || before-- > 0; ++i) {

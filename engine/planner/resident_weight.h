@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "engine/planner/patch_memory.h"
 #include "engine/sparse/element_edit.h"
 #include "engine/sparse/sparse_weight.h"
 #include "engine/tensor/buffer.h"
@@ -39,7 +40,9 @@ class ResidentWeight {
   // Changes elements in place. `edits`: positions row · in + col, ascending; bits of this weight's type. False, and
   // nothing is changed, when a non-zero has no place in the layout, when a zero would stay that may not, or when the
   // packing has no places. FailedPrecondition when an element is not what its edit says: that holds for either answer.
-  absl::StatusOr<bool> EditInPlace(absl::Span<const sparse::ElementEdit> edits, Zeros zeros);
+  // `patcher` is for this weight's device.
+  absl::StatusOr<bool> EditInPlace(absl::Span<const sparse::ElementEdit> edits, Zeros zeros,
+                                   MemoryPatcher& patcher);
   // Encodes and packs another weight of the same shape and type in its place. ResourceExhausted without memory: the
   // weight is not to be used then.
   absl::Status Rebuild(const TensorView& dense);
@@ -50,7 +53,7 @@ class ResidentWeight {
       : spec_(spec), variant_(variant), device_(device) {}
 
   absl::Status Patch(absl::Span<const sparse::ElementEdit> edits, absl::Span<const int64_t> offsets,
-                     bool write);
+                     bool write, MemoryPatcher& patcher);
 
   sparse::LayoutSpec spec_;
   kernels::LinearVariant variant_;

@@ -9,7 +9,6 @@
 #include "engine/graph/ops/transpose.h"
 #include "engine/planner/choose.h"
 #include "engine/planner/cost_table.h"
-#include "engine/planner/patch_memory.h"
 #include "engine/sparse/structure.h"
 
 namespace espalier::planner {
@@ -98,7 +97,7 @@ absl::Status WeightEditor::EditWeight(const TensorEdit& edit, const graph::Initi
   for (size_t first = 0; first < edit.elements.size(); first += kPieceEdits) {
     const Edits edits = served(edit.elements.subspan(first, kPieceEdits));
     for (size_t i = 0; i < weight.copies.size(); ++i) {
-      const auto fit = weight.copies[i]->EditInPlace(edits, zeros);
+      const auto fit = weight.copies[i]->EditInPlace(edits, zeros, patcher_);
       if (!fit.ok()) return fit.status();
       fits[i] = fits[i] && *fit;
     }
@@ -117,7 +116,7 @@ absl::Status WeightEditor::EditWeight(const TensorEdit& edit, const graph::Initi
     rebuilt_ = true;
     for (size_t first = 0; first < edit.elements.size(); first += kPieceEdits) {
       const auto done = copy.EditInPlace(AsDone(served(edit.elements.subspan(first, kPieceEdits))),
-                                         ResidentWeight::Zeros::kMayStay);
+                                         ResidentWeight::Zeros::kMayStay, patcher_);
       if (!done.ok()) return done.status();
     }
   }
@@ -176,8 +175,7 @@ absl::Status WeightEditor::EditConstant(const TensorEdit& edit,
     std::vector<kernels::ElementPatch> patches;
     for (const ElementEdit& element : edits)
       patches.push_back({element.position * width, element.old_bits, element.new_bits});
-    auto unexpected = PatchMemory(device_.AsCudaOrNull(), constant_memory_(value),
-                                  static_cast<int32_t>(width), patches);
+    auto unexpected = patcher_.Patch(constant_memory_(value), static_cast<int32_t>(width), patches);
     if (!unexpected.ok()) return unexpected.status();
     if (*unexpected >= 0) {
       return absl::FailedPreconditionError(absl::StrCat("element ", edits[*unexpected].position,

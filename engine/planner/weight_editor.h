@@ -20,6 +20,7 @@
 #include "engine/formats/weight_source.h"
 #include "engine/graph/program.h"
 #include "engine/planner/model_planner.h"
+#include "engine/planner/patch_memory.h"
 #include "engine/planner/prepared_model.h"
 #include "engine/planner/weight_edit.h"
 
@@ -36,7 +37,8 @@ class WeightEditor {
         device_(device),
         options_(options),
         after_(after),
-        constant_memory_(std::move(constant_memory)) {}
+        constant_memory_(std::move(constant_memory)),
+        patcher_(device.AsCudaOrNull()) {}
 
   // Errors as PreparedModel::Edit, with the tensor's name; InvalidArgument for positions that do not ascend within it.
   absl::Status Apply(const TensorEdit& edit);
@@ -64,6 +66,7 @@ class WeightEditor {
   const PrepareOptions& options_;
   const formats::WeightSource& after_;
   const std::function<void*(int)> constant_memory_;
+  MemoryPatcher patcher_;
   bool rebuilt_ = false;
 };
 

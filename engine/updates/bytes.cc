@@ -20,7 +20,7 @@ absl::Status ByteReader::Malformed(absl::string_view what, absl::string_view pro
   return absl::InvalidArgumentError(absl::StrCat(what, " at byte ", offset(), ": ", problem));
 }
 
-absl::StatusOr<uint64_t> ByteReader::Varint(absl::string_view what, uint64_t most) {
+absl::StatusOr<uint64_t> ByteReader::LongVarint(absl::string_view what, uint64_t most) {
   uint64_t value = 0;
   for (size_t i = 0; i < 10; ++i) {
     if (i >= rest_.size()) return Malformed(what, "the data ends inside a number");

@@ -39,7 +39,16 @@ class ByteReader {
  public:
   explicit ByteReader(absl::string_view bytes) : begin_(bytes.data()), rest_(bytes) {}
 
-  absl::StatusOr<uint64_t> Varint(absl::string_view what, uint64_t most);
+  absl::StatusOr<uint64_t> Varint(absl::string_view what, uint64_t most) {
+    // Most are of one byte: there are millions in a journal.
+    if (!rest_.empty() && static_cast<uint8_t>(rest_[0]) < 0x80 &&
+        static_cast<uint8_t>(rest_[0]) <= most) {
+      const auto value = static_cast<uint8_t>(rest_[0]);
+      rest_.remove_prefix(1);
+      return uint64_t{value};
+    }
+    return LongVarint(what, most);
+  }
   absl::StatusOr<uint8_t> Byte(absl::string_view what);
   absl::StatusOr<uint64_t> LittleEndian(absl::string_view what, int bytes);
   absl::StatusOr<absl::string_view> Raw(absl::string_view what, uint64_t bytes);
@@ -50,6 +59,7 @@ class ByteReader {
   size_t offset() const { return static_cast<size_t>(rest_.data() - begin_); }
 
  private:
+  absl::StatusOr<uint64_t> LongVarint(absl::string_view what, uint64_t most);
   absl::Status Malformed(absl::string_view what, absl::string_view problem) const;
 
   const char* begin_;

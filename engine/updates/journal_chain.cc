@@ -2,25 +2,18 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "engine/updates/segment_codec.h"
 
 namespace espalier::updates {
-namespace {
-
-constexpr int64_t kNowhere = std::numeric_limits<int64_t>::max();
-
-}  // namespace
 
 JournalChain::JournalChain(std::vector<Step> steps) {
   for (Step& step : steps) cursors_.push_back({std::move(step), {}});
 }
 
-// To the next entry of the tensor; past its last one the piece is empty.
-absl::Status JournalChain::Cursor::Advance() {
-  if (++at < piece.size()) return absl::OkStatus();
+// The next entries of the tensor; past its last one the piece is empty.
+absl::Status JournalChain::Cursor::Refill() {
   at = 0;
   piece.clear();
   if (left == 0) return absl::OkStatus();
@@ -35,19 +28,29 @@ absl::Status JournalChain::Cursor::Advance() {
 absl::StatusOr<size_t> JournalChain::Compose(absl::Span<JournalEntry> to) {
   size_t count = 0;
   for (;;) {
-    JournalEntry composed{kNowhere, 0, 0};
-    for (const Cursor& cursor : cursors_) {
-      if (!cursor.piece.empty())
-        composed.position = std::min(composed.position, cursor.piece[cursor.at].position);
-    }
-    if (composed.position == kNowhere) return count;
-    bool first = true;
+    Cursor* least = nullptr;
+    int64_t others = kNowhere;  // where the next of the other journals is
     for (Cursor& cursor : cursors_) {
-      if (cursor.piece.empty() || cursor.piece[cursor.at].position != composed.position) continue;
-      const JournalEntry& entry = cursor.piece[cursor.at];
-      if (first) composed.old_bits = entry.old_bits;
-      composed.new_bits = entry.new_bits;
-      first = false;
+      if (least == nullptr || cursor.Position() < least->Position()) {
+        if (least != nullptr) others = std::min(others, least->Position());
+        least = &cursor;
+      } else {
+        others = std::min(others, cursor.Position());
+      }
+    }
+    if (least == nullptr || least->Position() == kNowhere) return count;
+    if (least->Position() < others) {
+      do {
+        const JournalEntry& entry = least->piece[least->at];
+        if (entry.old_bits != entry.new_bits) to[count++] = entry;
+        if (auto status = least->Advance(); !status.ok()) return status;
+      } while (least->Position() < others);
+      continue;
+    }
+    JournalEntry composed = least->piece[least->at];
+    for (Cursor& cursor : cursors_) {
+      if (cursor.Position() != composed.position) continue;
+      composed.new_bits = cursor.piece[cursor.at].new_bits;
       if (auto status = cursor.Advance(); !status.ok()) return status;
     }
     if (composed.old_bits != composed.new_bits) to[count++] = composed;
@@ -66,12 +69,14 @@ absl::StatusOr<std::optional<JournalChain::Changes>> JournalChain::Next() {
       cursor.left = cursor.step.reader.next_entries();
       most += cursor.left;
     }
-    entries_ = Buffer();
-    auto room = Buffer::Allocate(most * sizeof(JournalEntry));
-    if (!room.ok()) return room.status();
-    entries_ = *std::move(room);
+    if (entries_.size() < most * sizeof(JournalEntry)) {
+      entries_ = Buffer();
+      auto room = Buffer::Allocate(most * sizeof(JournalEntry));
+      if (!room.ok()) return room.status();
+      entries_ = *std::move(room);
+    }
     for (Cursor& cursor : cursors_) {
-      if (auto status = cursor.Advance(); !status.ok()) return status;
+      if (auto status = cursor.Refill(); !status.ok()) return status;
     }
     const absl::Span<JournalEntry> to(reinterpret_cast<JournalEntry*>(entries_.data()), most);
     const auto count = Compose(to);

@@ -1,6 +1,7 @@
 // journal_chain.h — several journals as one, and weights with journals laid over them.
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -16,7 +17,7 @@
 namespace espalier::updates {
 
 // Journals of one version after the other as one. Memory: 16 bytes for each of the changes of one tensor, in a mapping
-// that goes when the tensor has been dealt with, and a piece of each journal.
+// that goes when there are none any more, and a piece of each journal.
 class JournalChain {
  public:
   struct Step {
@@ -34,12 +35,17 @@ class JournalChain {
   absl::StatusOr<std::optional<Changes>> Next();
 
  private:
+  static constexpr int64_t kNowhere = std::numeric_limits<int64_t>::max();
+
   struct Cursor {
     Step step;
     std::vector<JournalEntry> piece;
     size_t at = 0;      // in the piece
     uint64_t left = 0;  // entries of the tensor that are not in a piece yet
-    absl::Status Advance();
+
+    int64_t Position() const { return at < piece.size() ? piece[at].position : kNowhere; }
+    absl::Status Advance() { return ++at < piece.size() ? absl::OkStatus() : Refill(); }
+    absl::Status Refill();
   };
   absl::StatusOr<size_t> Compose(absl::Span<JournalEntry> to);
 

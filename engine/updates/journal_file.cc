@@ -98,6 +98,18 @@ absl::Status OpenPiece(absl::string_view piece, size_t count, int64_t next, Open
   return elements.ok() ? reader.End("piece") : elements.status();
 }
 
+// The elements of a piece, the rest of their words 0.
+template <size_t kWidth>
+void CopyElements(const OpenedPiece& opened, std::vector<JournalEntry>& entries) {
+  const char *old_bits = opened.OldBits(), *new_bits = opened.NewBits();
+  for (size_t i = 0; i < opened.entries; ++i) {
+    JournalEntry entry{opened.positions[i], 0, 0};
+    std::memcpy(&entry.old_bits, old_bits + i * kWidth, kWidth);  // little-endian
+    std::memcpy(&entry.new_bits, new_bits + i * kWidth, kWidth);
+    entries[i] = entry;
+  }
+}
+
 absl::StatusOr<Digest> ReadDigest(ByteReader& reader) {
   const auto raw = reader.Raw("digest", sizeof(Digest));
   if (!raw.ok()) return raw.status();
@@ -230,13 +242,10 @@ absl::Status JournalReader::NextPiece(std::vector<JournalEntry>& entries) {
   const size_t count = std::min<uint64_t>(kPieceEntries, of_tensor - read_);
   if (auto status = OpenPiece(*piece, count, position_, opened); !status.ok())
     return Damaged(reader_.path(), status.message());
-  entries.assign(count, {});
-  const char *old_bits = opened.OldBits(), *new_bits = opened.NewBits();
-  for (size_t i = 0; i < count; ++i) {
-    entries[i].position = opened.positions[i];
-    std::memcpy(&entries[i].old_bits, old_bits + i * opened.width, opened.width);  // little-endian,
-    std::memcpy(&entries[i].new_bits, new_bits + i * opened.width, opened.width);  // the rest is 0
-  }
+  entries.resize(count);
+  (opened.width == 1   ? CopyElements<1>
+   : opened.width == 2 ? CopyElements<2>
+                       : CopyElements<4>)(opened, entries);
   read_ += count;
   position_ = entries.back().position + 1;
   if (read_ < of_tensor) return absl::OkStatus();

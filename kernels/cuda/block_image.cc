@@ -149,10 +149,9 @@ KernelStatus LocateInBlockImage(const WeightView& weight, std::span<const int64_
   const BlockImage image = BlockImageOf(weight);
   const BlockRows rows = GroupByRow(weight);
   const int kc = image.panel_columns;
+  BlockFinder finder(weight, rows);
   for (const int64_t element : elements) {
-    const int64_t entry = FindEntry(weight, rows, element);
-    const int64_t r = element / weight.in % weight.block_rows;
-    const int64_t c = element % weight.in % weight.block_cols;
+    const auto [entry, r, c] = finder.Find(element);
     const int64_t panel = entry * (weight.block_cols / kc) + c / kc;
     *offsets++ = entry < 0 ? -1
                            : static_cast<int64_t>(image.values_offset + panel * image.panel_bytes) +

@@ -44,14 +44,27 @@ BlockRows GroupByRow(const WeightView& weight) {
   return rows;
 }
 
-int64_t FindEntry(const WeightView& weight, const BlockRows& rows, int64_t element) {
-  const int64_t I = element / weight.in / weight.block_rows;
-  const int64_t J = element % weight.in / weight.block_cols;
-  const auto end = rows.entries.begin() + rows.row_begin[I + 1];
-  const auto at = std::lower_bound(
-      rows.entries.begin() + rows.row_begin[I], end, J,
-      [](const BlockEntry& entry, int64_t column) { return entry.column < column; });
-  return at != end && at->column == J ? at - rows.entries.begin() : -1;
+BlockFinder::Place BlockFinder::Find(int64_t element) {
+  if (element >= row_end_) {
+    const int64_t row = element / weight_.in;
+    row_begin_ = row * weight_.in;
+    row_end_ = row_begin_ + weight_.in;
+    row_in_block_ = row % weight_.block_rows;
+    next_ = rows_.row_begin[row / weight_.block_rows];
+    end_ = rows_.row_begin[row / weight_.block_rows + 1];
+  }
+  const auto col = static_cast<uint32_t>(element - row_begin_);
+  const auto block_cols = static_cast<uint32_t>(weight_.block_cols);
+  const auto column = static_cast<int32_t>(col / block_cols);
+  const auto entries = rows_.entries.begin();
+  if (next_ < end_ && entries[next_].column < column) {
+    next_ = static_cast<int32_t>(
+        std::lower_bound(entries + next_, entries + end_, column,
+                         [](const BlockEntry& entry, int32_t at) { return entry.column < at; }) -
+        entries);
+  }
+  const bool is_stored = next_ < end_ && entries[next_].column == column;
+  return {is_stored ? next_ : -1, row_in_block_, col % block_cols};
 }
 
 }  // namespace espalier::kernels::cuda

@@ -23,10 +23,27 @@ struct BlockRows {
 // Stored blocks: count for block_csr, K·D for a diagonal.
 int64_t StoredBlocks(const WeightView& weight);
 
-// Index into `entries` of the block that holds element row · in + col, −1 when none does.
-int64_t FindEntry(const WeightView& weight, const BlockRows& rows, int64_t element);
-
 // Throws std::bad_alloc; `weight` is block_csr or diagonal with valid indices.
 BlockRows GroupByRow(const WeightView& weight);
+
+// Finds the blocks of elements row · in + col that ascend.
+class BlockFinder {
+ public:
+  // Both outlive it.
+  BlockFinder(const WeightView& weight, const BlockRows& rows) : weight_(weight), rows_(rows) {}
+
+  struct Place {
+    int64_t entry;  // index into `entries` of the block that holds the element, −1 when none does
+    int64_t row, col;  // of the element in the block
+  };
+  Place Find(int64_t element);
+
+ private:
+  const WeightView& weight_;
+  const BlockRows& rows_;
+  int64_t row_begin_ = 0, row_end_ = 0;  // elements of the row
+  int64_t row_in_block_ = 0;
+  int32_t next_ = 0, end_ = 0;  // entries of the row's blocks from the last one found on
+};
 
 }  // namespace espalier::kernels::cuda

@@ -191,10 +191,9 @@ KernelStatus LocateInRowGroupImage(const WeightView& weight, std::span<const int
     for (int i = 0; i < halves[0].panels + halves[1].panels; ++i)
       panel_of[int64_t{panels[i].block} * splits + panels[i].split] = halves[0].first_panel + i;
   });
+  BlockFinder finder(weight, rows);
   for (const int64_t element : elements) {
-    const int64_t entry = FindEntry(weight, rows, element);
-    const int64_t r = element / weight.in % weight.block_rows;
-    const int64_t c = element % weight.in % weight.block_cols;
+    const auto [entry, r, c] = finder.Find(element);
     if (entry < 0) {
       *offsets++ = -1;
       continue;

@@ -15,6 +15,11 @@
 namespace espalier::bench {
 namespace {
 
+MemoryPatcher& OnHost() {
+  static MemoryPatcher patcher(nullptr);
+  return patcher;
+}
+
 namespace testing = kernels::testing;
 using kernels::Layout;
 using planner::ResidentWeight;
@@ -129,7 +134,7 @@ void MeasureWeight(const Kind& kind, DType dtype, const Options& options,
   bool is_after = false;
   const auto edit = [&] {
     auto fits = (*edited)->EditInPlace(is_after ? pair.back : pair.there,
-                                       ResidentWeight::Zeros::kAsEncoded);
+                                       ResidentWeight::Zeros::kAsEncoded, OnHost());
     if (!fits.ok() || !*fits) Fail("an edit was refused");
     is_after = !is_after;
   };

@@ -14,6 +14,11 @@
 namespace espalier::planner {
 namespace {
 
+MemoryPatcher& OnHost() {
+  static MemoryPatcher patcher(nullptr);
+  return patcher;
+}
+
 using namespace espalier::testing;  // NOLINT(google-build-using-namespace)
 using kernels::Layout;
 using kernels::LinearVariant;
@@ -93,7 +98,7 @@ TEST_P(ResidentWeightTest, EditsThatFitLeaveTheBytesOfAFreshEncoding) {
           auto edited = Make(before, spec);
           const auto fresh = Make(after, spec);
           const std::string old_bytes = Bytes(*edited);
-          auto fits = edited->EditInPlace(edits, Zeros::kMayStay);
+          auto fits = edited->EditInPlace(edits, Zeros::kMayStay, OnHost());
           ASSERT_TRUE(fits.ok()) << fits.status();
           const std::string where = absl::StrCat(sparse::ToString(spec), " ", out, "x", in,
                                                  " change ", static_cast<int>(change));
@@ -124,7 +129,7 @@ TEST_P(ResidentWeightTest, AsEncodedTakesOnlyWhatKeepsTheNonZerosWhereTheyAre) {
       Tensor after = CopyOf(before);
       Apply(change, 0.1, after, random_);
       auto edited = Make(before, spec);
-      auto fits = edited->EditInPlace(Differences(before, after), Zeros::kAsEncoded);
+      auto fits = edited->EditInPlace(Differences(before, after), Zeros::kAsEncoded, OnHost());
       ASSERT_TRUE(fits.ok()) << fits.status();
       EXPECT_EQ(*fits, change == Change::kValue || change == Change::kSign);
       EXPECT_EQ(Bytes(*edited), Bytes(*Make(*fits ? after : before, spec)));
@@ -141,7 +146,7 @@ TEST_P(ResidentWeightTest, AnElementThatIsNotWhatItWasIsNamedAndNothingChanges) 
     edits[edits.size() / 2].old_bits ^= 1;
     const int64_t position = edits[edits.size() / 2].position;
     auto edited = Make(before, spec);
-    const auto fits = edited->EditInPlace(edits, Zeros::kMayStay);
+    const auto fits = edited->EditInPlace(edits, Zeros::kMayStay, OnHost());
     EXPECT_EQ(fits.status().code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(fits.status().message(),
                 HasSubstr(absl::StrCat("row ", position / 50, ", column ", position % 50)));
@@ -149,7 +154,7 @@ TEST_P(ResidentWeightTest, AnElementThatIsNotWhatItWasIsNamedAndNothingChanges) 
     // Where nothing is stored, non-zero old bits are as wrong.
     const ElementEdit absent = {1, BitsAt(before, 0) | 1, 5};
     auto zero = Make(PatternWeight(Pattern::kZero, 60, 50, 0, 3, dtype()), spec);
-    EXPECT_EQ(zero->EditInPlace({&absent, 1}, Zeros::kMayStay).status().code(),
+    EXPECT_EQ(zero->EditInPlace({&absent, 1}, Zeros::kMayStay, OnHost()).status().code(),
               absl::StatusCode::kFailedPrecondition);
   }
 }
@@ -160,8 +165,8 @@ TEST_P(ResidentWeightTest, ADroppedElementGrowsBackWhereItWas) {
     Tensor dropped = CopyOf(before);
     Apply(Change::kDrop, 0.3, dropped, random_);
     auto edited = Make(before, spec);
-    ASSERT_TRUE(*edited->EditInPlace(Differences(before, dropped), Zeros::kMayStay));
-    ASSERT_TRUE(*edited->EditInPlace(Differences(dropped, before), Zeros::kMayStay));
+    ASSERT_TRUE(*edited->EditInPlace(Differences(before, dropped), Zeros::kMayStay, OnHost()));
+    ASSERT_TRUE(*edited->EditInPlace(Differences(dropped, before), Zeros::kMayStay, OnHost()));
     EXPECT_EQ(Bytes(*edited), Bytes(*Make(before, spec)));
   }
 }
