@@ -59,12 +59,13 @@ bool ReadStreamed(CodedInputStream& stream, AnswerFacts& facts) {
 }  // namespace
 
 absl::StatusOr<RequestSource> RequestSource::Create(
-    const std::vector<client::InferRequest>& requests) {
+    const std::vector<client::InferRequest>& requests, const SharedTensors* shared) {
   if (requests.empty()) return absl::InvalidArgumentError("expected a request to send, got none");
   RequestSource source;
-  for (const client::InferRequest& request : requests) {
+  for (size_t i = 0; i < requests.size(); ++i) {
     inference::ModelInferRequest message;
-    if (absl::Status status = client::ToMessage(request, &message); !status.ok()) return status;
+    if (absl::Status status = client::ToMessage(requests[i], &message); !status.ok()) return status;
+    if (shared != nullptr) shared->Refer(i, message);
     message.clear_id();
     source.messages_.emplace_back(message.SerializeAsString());
   }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "clients/bench/shared_tensors.h"
 #include "clients/cpp/client.h"
 #include "grpcpp/support/byte_buffer.h"
 
@@ -21,8 +22,10 @@ namespace espalier::bench {
 
 class RequestSource {
  public:
-  // At least one request; their ids are ignored. InvalidArgument for one that contradicts itself.
-  static absl::StatusOr<RequestSource> Create(const std::vector<client::InferRequest>& requests);
+  // At least one request; their ids are ignored. `shared`, if not null, has their tensors, and outlives every message.
+  // InvalidArgument for one that contradicts itself.
+  static absl::StatusOr<RequestSource> Create(const std::vector<client::InferRequest>& requests,
+                                              const SharedTensors* shared = nullptr);
 
   grpc::ByteBuffer Message(uint64_t sequence) const;
   size_t size() const { return messages_.size(); }

@@ -66,6 +66,8 @@ absl::StatusOr<std::vector<bench::LoadOptions>> ReadLoads(const Args& args) {
   options.threads = static_cast<int>(*threads);
   options.max_outstanding = *outstanding;
   options.seed = static_cast<uint64_t>(*seed);
+  if (const std::string kind = args.String("shared_memory", "system"); kind != "system")
+    return WrongUsage(absl::StrCat("--shared_memory: expected system, got '", kind, "'"));
   if (args.Has("rate") && args.Has("concurrency")) {
     return WrongUsage("--rate and --concurrency exclude each other: open or closed loop");
   }
@@ -96,6 +98,19 @@ absl::StatusOr<std::string> Probe(const Server& server, const client::InferReque
       absl::IsUnavailable(result.status()) || absl::IsResourceExhausted(result.status());
   if (busy && server.client->ServerReady().value_or(false)) return request.version;
   return server.Explain(result.status());
+}
+
+// Null without --shared_memory.
+absl::StatusOr<std::unique_ptr<bench::SharedTensors>> Share(
+    const Args& args, const Server& server, const inference::ModelMetadataResponse& metadata,
+    BenchInputs& inputs, int64_t batch) {
+  if (!args.Has("shared_memory")) return std::unique_ptr<bench::SharedTensors>();
+  auto outputs = OutputsOf(metadata, batch);
+  if (!outputs.ok()) return outputs.status();
+  auto shared = bench::SharedTensors::Create(*server.client, inputs.requests, *std::move(outputs));
+  if (!shared.ok()) return server.Explain(shared.status());
+  absl::StrAppend(&inputs.description, ", in shared memory");
+  return shared;
 }
 
 void Announce(const bench::LoadOptions& options) {
@@ -171,10 +186,14 @@ absl::Status Run(const Args& args) {
   if (!metadata.ok()) return server->Explain(metadata.status());
   absl::StatusOr<BenchInputs> inputs = MakeBenchInputs(args, *metadata, *batch);
   if (!inputs.ok()) return inputs.status();
-  absl::StatusOr<bench::RequestSource> source = bench::RequestSource::Create(inputs->requests);
-  if (!source.ok()) return source.status();
   absl::StatusOr<std::string> version = Probe(*server, inputs->requests[0]);
   if (!version.ok()) return version.status();
+  absl::StatusOr<std::unique_ptr<bench::SharedTensors>> shared =
+      Share(args, *server, *metadata, *inputs, *batch);
+  if (!shared.ok()) return shared.status();
+  absl::StatusOr<bench::RequestSource> source =
+      bench::RequestSource::Create(inputs->requests, shared->get());
+  if (!source.ok()) return source.status();
   report.version = *std::move(version);
   DescribeServer(*server, report);
   for (const char* file : {"json", "hgrm"}) {
@@ -222,6 +241,11 @@ Command BenchCommand() {
             "Sizes of the dimensions behind the batch, where the model leaves them open.", true},
            {"version", "N", "Version of the model. Default: the one that the server serves."},
            {"streaming", "", "Use ModelStreamInfer, a stream per connection."},
+           {"shared_memory", "system",
+            "Tensors of requests and answers lie in shared memory of this machine, and only their "
+            "places\n"
+            "travel: what the server does without the bytes (espalierd "
+            "--allow_system_shared_memory)."},
            {"timeout", "SECONDS", "Deadline of each request of the load. Default: 60."},
            {"priority", "N", "Request parameter `priority`."},
            {"queue_timeout", "MICROSECONDS", "Request parameter `timeout`: how long it may wait."},

@@ -190,6 +190,23 @@ absl::StatusOr<client::InferRequest> Template(const Args& args, const std::strin
 
 }  // namespace
 
+absl::StatusOr<std::vector<bench::SharedTensors::Output>> OutputsOf(
+    const inference::ModelMetadataResponse& metadata, int64_t batch) {
+  std::vector<bench::SharedTensors::Output> outputs;
+  for (const TensorMetadata& output : metadata.outputs()) {
+    std::vector<int64_t> shape(output.shape().begin(), output.shape().end());
+    if (TakesBatch(output)) shape.front() = batch;
+    const auto elements = client::ElementCount(shape);  // none for what is open
+    const auto width = client::ElementBytes(output.datatype());
+    if (!elements.ok() || !width.ok() || *width == 0) {
+      return absl::InvalidArgumentError(
+          StrCat("--shared_memory needs outputs of a known size, got ", Describe(output)));
+    }
+    outputs.push_back({output.name(), static_cast<uint64_t>(*elements) * *width});
+  }
+  return outputs;
+}
+
 absl::StatusOr<BenchInputs> MakeBenchInputs(const Args& args,
                                             const inference::ModelMetadataResponse& metadata,
                                             int64_t batch) {

@@ -203,4 +203,24 @@ absl::StatusOr<inference::RepositoryIndexResponse> Client::RepositoryIndex(
   return connection_->Call(&GRPCInferenceService::Stub::RepositoryIndex, request, options);
 }
 
+absl::Status Client::RegisterSystemSharedMemory(const std::string& name, const std::string& key,
+                                                uint64_t byte_size, const CallOptions& options) {
+  inference::SystemSharedMemoryRegisterRequest request;
+  request.set_name(name);
+  request.set_key(key);
+  request.set_byte_size(byte_size);
+  return connection_
+      ->Call(&GRPCInferenceService::Stub::SystemSharedMemoryRegister, request, options)
+      .status();
+}
+
+absl::Status Client::UnregisterSystemSharedMemory(const std::string& name,
+                                                  const CallOptions& options) {
+  inference::SystemSharedMemoryUnregisterRequest request;
+  request.set_name(name);
+  return connection_
+      ->Call(&GRPCInferenceService::Stub::SystemSharedMemoryUnregister, request, options)
+      .status();
+}
+
 }  // namespace espalier::client

@@ -121,6 +121,11 @@ class Client {
       const CallOptions& options = {});
   absl::StatusOr<inference::RepositoryIndexResponse> RepositoryIndex(
       bool ready_only = false, const CallOptions& options = {});
+  // A POSIX shared memory object of this machine, `key` as shm_open knows it, for requests to name as `name`.
+  absl::Status RegisterSystemSharedMemory(const std::string& name, const std::string& key,
+                                          uint64_t byte_size, const CallOptions& options = {});
+  absl::Status UnregisterSystemSharedMemory(const std::string& name,
+                                            const CallOptions& options = {});
 
  private:
   struct Connection;

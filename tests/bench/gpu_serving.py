@@ -6,7 +6,7 @@
 Starts espalierd with the MNIST models and a generated MLP (eight layers of 4096, bf16, 90 % of the blocks of 64 zero) on
 the CPU and on the GPU, checks that answers and accuracies agree, then measures on the GPU: the latency of one client over
 a bare gRPC echo of the same machine (echo_bench, in the bundle too), and throughput and the GPU's own account of how busy
-it is at saturation. Needs numpy, onnx and nvidia-smi.
+it is at saturation, with tensors in the messages and with tensors in shared memory. Needs numpy, onnx and nvidia-smi.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ class Server:
         self.command = [
             binaries / "espalierd", f"--model_repository={repositories}", f"--device={device}",
             "--address=127.0.0.1:0", "--metrics_address=127.0.0.1:0", f"--ready_file={self.ready}",
+            "--allow_system_shared_memory",
         ]  # fmt: skip
 
     def __enter__(self) -> Server:
@@ -181,12 +182,14 @@ def compare(binaries: pathlib.Path, server: Server, folder: pathlib.Path, device
     return {"y": np.load(output), "ops": np.load(ops), "evaluated": evaluated}
 
 
-def load(binaries: pathlib.Path, server: Server, folder: pathlib.Path, model: str, concurrency: int, batch: int) -> dict:
+def load(binaries: pathlib.Path, server: Server, folder: pathlib.Path, model: str, concurrency: int, batch: int,
+         shared: bool) -> dict:  # fmt: skip
     path = folder / "bench.json"
     with GpuLoad() as gpu:
         run(binaries, "bench", model, "--url", server.url, "--concurrency", concurrency, "--batch", batch,
-            "--duration", 4, "--warmup", 1, "--threads", min(8, concurrency), "--channels", min(16, concurrency), "--json", path)  # fmt: skip
-    row = {"model": model, "concurrency": concurrency, "batch": batch, **gpu.median()}
+            "--duration", 4, "--warmup", 1, "--threads", min(8, concurrency), "--channels", min(16, concurrency), "--json", path,
+            *(("--shared_memory", "system") if shared else ()))  # fmt: skip
+    row = {"model": model, "concurrency": concurrency, "batch": batch, "shared_memory": shared, **gpu.median()}
     level = json.loads(path.read_text())["levels"][0]
     del level["histogram_us"]
     row.update(level)
@@ -206,7 +209,8 @@ def serve(options, device: str, repositories: str, folder: pathlib.Path, result:
         for model, concurrency, batch in (
             ("wide", 1, 1), ("wide", 16, 256), ("wide", 32, 256), ("mnist_diagonal16", 1, 1), ("mnist_diagonal16", 64, 256),
         ):  # fmt: skip
-            result["rows"].append(load(options.bin, server, folder, model, concurrency, batch))
+            for shared in (False, True):
+                result["rows"].append(load(options.bin, server, folder, model, concurrency, batch, shared))
             options.out.write_text(json.dumps(result, indent=1))
 
 

@@ -15,15 +15,16 @@
 namespace espalier::bench {
 namespace {
 
+namespace testing = kernels::testing;
+using kernels::Layout;
+using planner::MemoryPatcher;
+using planner::ResidentWeight;
+using sparse::ElementEdit;
+
 MemoryPatcher& OnHost() {
   static MemoryPatcher patcher(nullptr);
   return patcher;
 }
-
-namespace testing = kernels::testing;
-using kernels::Layout;
-using planner::ResidentWeight;
-using sparse::ElementEdit;
 
 constexpr char kHelp[] =
     R"(weight_edit_bench: changed elements of a weight, written where they serve, one thread.

@@ -115,7 +115,16 @@ TEST_F(BenchCommandTest, PassesPriorityAndQueueTimeout) {
   EXPECT_EQ(parameters.at("timeout").int64_param(), 5000);
 }
 
+TEST_F(BenchCommandTest, AServerWithoutSharedMemoryIsOneErrorAndLeavesNothingBehind) {
+  const Outcome outcome = Bench({"--shared_memory=system"});
+  EXPECT_EQ(outcome.code, kExitFailure);
+  EXPECT_THAT(outcome.err, HasSubstr("UNIMPLEMENTED"));
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
+    EXPECT_THAT(entry.path().string(), Not(HasSubstr(absl::StrCat("bench-", getpid()))));
+}
+
 TEST_F(BenchCommandTest, MistakesAreToldBeforeAnyLoad) {
+  EXPECT_EQ(Bench({"--shared_memory=cuda"}).code, kExitUsage);
   EXPECT_EQ(Bench({"--rate=5", "--concurrency=5"}).code, kExitUsage);
   EXPECT_EQ(Bench({"--duration=0"}).code, kExitUsage);
   EXPECT_EQ(Bench({"--concurrency=0"}).code, kExitUsage);

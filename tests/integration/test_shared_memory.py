@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import queue
@@ -272,3 +273,15 @@ def test_it_is_offered_only_where_it_is_allowed(server, client, digits):
                     call()
                 assert error.value.status() == "StatusCode.UNIMPLEMENTED"
                 assert "--allow_system_shared_memory" in error.value.message()
+
+
+def test_a_load_whose_tensors_lie_in_shared_memory(server, client, tmp_path):
+    before = set(os.listdir("/dev/shm"))
+    path = tmp_path / "bench.json"
+    flags = ("--shared_memory", "system", "--batch=8", "--concurrency=4", "--duration=0.5", "--warmup=0.1", f"--json={path}")
+    harness.espalier("bench", NAME, f"--url={server.url}", *flags)
+    level = json.loads(path.read_text())["levels"][0]
+    assert level["errors"] == {} and level["ledger"]["balances"]
+    assert level["server"]["inferences"] == 8 * level["server"]["requests"] > 0
+    assert not client.get_system_shared_memory_status().regions
+    assert set(os.listdir("/dev/shm")) <= before
