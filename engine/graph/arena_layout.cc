@@ -17,6 +17,19 @@ struct Block {
 
 size_t AlignedBytesOf(const Value& value, int64_t batch) { return AlignUp(BytesOf(value, batch)); }
 
+// The input in whose memory `step` may make its output as far as the two and the step itself go; −1: none.
+int InPlaceInput(const Program& program, const Step& step) {
+  const int input = step.op->in_place_input();
+  if (input < 0) return -1;
+  const int value = step.inputs[input];
+  const Value &from = program.values[value], &to = program.values[step.output];
+  const bool same_form = from.storage == to.storage && from.elements == to.elements &&
+                         from.width == to.width && from.row_stride == to.row_stride;
+  const bool read_once =
+      std::ranges::count(step.inputs, value) == 1 && std::ranges::count(step.keeps, value) == 0;
+  return same_form && read_once ? value : -1;
+}
+
 // The block of every activation, −1 for other values.
 std::vector<int> MakeBlocks(const Program& program, int64_t batch, std::vector<Block>& blocks) {
   std::vector<int> last_use(program.values.size(), -1), block_of(program.values.size(), -1);
@@ -30,9 +43,8 @@ std::vector<int> MakeBlocks(const Program& program, int64_t batch, std::vector<B
     const int now = static_cast<int>(i);
     const Value& output = program.values[step.output];
     if (output.role != Value::Role::kActivation) continue;
-    const int input = step.inputs.empty() ? -1 : step.inputs[0];
-    if (step.op->in_place() && input >= 0 && block_of[input] >= 0 && last_use[input] == now &&
-        AlignedBytesOf(program.values[input], batch) == AlignedBytesOf(output, batch)) {
+    const int input = InPlaceInput(program, step);
+    if (input >= 0 && block_of[input] >= 0 && last_use[input] == now) {
       block_of[step.output] = block_of[input];
     } else {
       block_of[step.output] = static_cast<int>(blocks.size());

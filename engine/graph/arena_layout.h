@@ -16,7 +16,7 @@ struct ArenaLayout {
 
 // For batches of up to `batch` items. Values whose lives overlap never share bytes; a value dies at
 // its last reader, and an op that works in place may give its output the memory of an input that
-// dies with it.
+// dies with it and lies there in the same form.
 ArenaLayout PlanArena(const Program& program, int64_t batch);
 
 }  // namespace espalier::graph

@@ -157,9 +157,16 @@ absl::Status CudaExecutor::Settle(CudaExecutorState& state, size_t bucket) const
     if (linear == nullptr) continue;
     const kernels::LinearVariant* variant = bindings_[bucket][linear->layer()].variant;
     const kernels::LinearArgs args = linear->Args(context, step);
-    const Problem problem = {variant,       args.tokens,          linear->out(),
-                             linear->in(),  args.bias != nullptr, args.activation,
-                             args.x_stride, args.y_stride};
+    const Problem problem = {variant,
+                             args.tokens,
+                             linear->out(),
+                             linear->in(),
+                             args.bias != nullptr,
+                             args.residual != nullptr,
+                             args.activation,
+                             args.x_stride,
+                             args.y_stride,
+                             args.residual_stride};
     if (!settled_.insert(problem).second) continue;
     const auto status =
         device_.module().settle(kernels::cuda::KernelOf(*variant), context.kernel, args);

@@ -99,8 +99,8 @@ class CudaExecutor {
   size_t scratch_bytes_ = 0;
   std::vector<CudaHandle> constants_;  // per value; empty for others
   // Problems whose library algorithm is chosen; under the device's setup mutex.
-  using Problem = std::tuple<const kernels::LinearVariant*, int64_t, int64_t, int64_t, bool,
-                             kernels::Activation, int64_t, int64_t>;
+  using Problem = std::tuple<const kernels::LinearVariant*, int64_t, int64_t, int64_t, bool, bool,
+                             kernels::Activation, int64_t, int64_t, int64_t>;
   mutable std::set<Problem> settled_;
   struct Counters {
     std::atomic<uint64_t> runs{0}, items{0}, nanos{0};

@@ -1,5 +1,6 @@
 #include "engine/graph/device_forms.h"
 
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -32,6 +33,11 @@ class FormPlanner {
   }
 
  private:
+  // The width of the rows that input i of a linear layer lies in; 0 for its bias.
+  static int64_t RowWidth(const LinearOp& linear, int i) {
+    return i == 0 ? linear.in() : i == linear.residual_input() ? linear.out() : 0;
+  }
+
   // Rows where all neighbours are linear layers of one width, or conversions.
   void ChooseRows() {
     std::vector<int64_t> width(program_.values.size(), 0);
@@ -41,8 +47,10 @@ class FormPlanner {
     for (const Step& step : program_.steps) {
       const LinearOp* linear = AsLinear(step);
       if (IsCast(step)) continue;
-      for (size_t i = 0; i < step.inputs.size(); ++i)
-        meet(step.inputs[i], linear != nullptr && i == 0 ? linear->in() : kMixed);
+      for (size_t i = 0; i < step.inputs.size(); ++i) {
+        const int64_t wanted = linear == nullptr ? 0 : RowWidth(*linear, static_cast<int>(i));
+        meet(step.inputs[i], wanted > 0 ? wanted : kMixed);
+      }
       meet(step.output, linear != nullptr ? linear->out() : kMixed);
     }
     for (const Step& step : program_.steps) {  // a conversion knows one width at a time
@@ -90,6 +98,18 @@ class FormPlanner {
     program_.steps.push_back(std::move(step));
   }
 
+  // Input i of the step in a form that fits, converted where it is in another: once for all that read it so.
+  void AdaptInput(Step& step, int i, int64_t width) {
+    const int from = step.inputs[i];
+    if (program_.values[from].role == Value::Role::kConstant || Fits(from, width)) return;
+    const auto [converted, is_new] = converted_.try_emplace({from, width}, 0);
+    if (is_new) {
+      converted->second = NewValue(from, width);
+      Convert(step, from, converted->second);
+    }
+    step.inputs[i] = converted->second;
+  }
+
   // Whether a step computes with floats and needs them in the compute type.
   bool Computes(const Step& step) const {
     if (IsCast(step) || dynamic_cast<const BroadcastOp*>(step.op.get()) != nullptr) return false;
@@ -103,13 +123,11 @@ class FormPlanner {
       return;
     }
     const LinearOp* linear = AsLinear(step);
-    const int64_t in = linear != nullptr ? linear->in() : 0;
     const int64_t out = linear != nullptr ? linear->out() : 0;
-    const int x = step.inputs[0], y = step.output;
-    if (program_.values[x].role != Value::Role::kConstant && !Fits(x, in)) {
-      step.inputs[0] = NewValue(x, in);
-      Convert(step, x, step.inputs[0]);
-    }
+    const int y = step.output;
+    AdaptInput(step, 0, linear != nullptr ? linear->in() : 0);
+    if (linear != nullptr && linear->residual_input() > 0)
+      AdaptInput(step, linear->residual_input(), out);
     const bool converts = !Fits(y, out);
     if (converts) step.output = NewValue(y, out);
     program_.steps.push_back(std::move(step));
@@ -121,6 +139,7 @@ class FormPlanner {
 
   Program& program_;
   const DType compute_;
+  std::map<std::pair<int, int64_t>, int> converted_;  // (value, width of its rows): its other form
 };
 
 }  // namespace

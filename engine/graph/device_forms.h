@@ -4,7 +4,7 @@
 //   activations   the floats become `compute`; integers stay. What only linear layers and conversions touch lies in rows
 //                 at a stride of round_up(width, 64) elements, everything else back to back.
 //   linear        reads and writes `compute` at row strides that are multiples of 8: inputs, outputs and odd widths that
-//                 other steps share get a conversion before or after it.
+//                 other steps share get a conversion before or after it, one for all that read a value in that form.
 //   others        read and write `compute` back to back; arithmetic with broadcasting takes any float as it comes.
 #pragma once
 

@@ -22,11 +22,11 @@ class EpilogueFuser {
 
   void Run() {
     std::vector<Step>& steps = program_.steps;
-    for (size_t i = 0; i < steps.size(); ++i) {
-      if (FuseInto(steps[i])) {
+    for (int i = 0; i < static_cast<int>(steps.size()); ++i) {
+      if (FuseActivation(steps[i]) || FuseBias(steps[i]) || FuseResidual(steps[i])) {
         steps[i].op.reset();
-      } else {
-        producer_[steps[i].output] = static_cast<int>(i);
+      } else if (!MoveAndFuseResidual(i)) {
+        producer_[steps[i].output] = i;
       }
     }
     std::erase_if(steps, [](const Step& step) { return step.op == nullptr; });
@@ -46,25 +46,85 @@ class EpilogueFuser {
                                                                                    : nullptr;
   }
 
-  bool FuseInto(const Step& step) {
-    if (const auto* activation = dynamic_cast<const ActivationOp*>(step.op.get())) {
-      Step* linear = OpenLinearOrNull(step.inputs[0]);
-      if (linear == nullptr) return false;
-      static_cast<LinearOp*>(linear->op.get())->set_activation(activation->activation());
-      Redirect(*linear, step.output);
-      return true;
-    }
+  static LinearOp& OpOf(Step& linear) { return static_cast<LinearOp&>(*linear.op); }
+
+  bool FuseActivation(const Step& step) {
+    const auto* activation = dynamic_cast<const ActivationOp*>(step.op.get());
+    if (activation == nullptr) return false;
+    Step* linear = OpenLinearOrNull(step.inputs[0]);
+    if (linear == nullptr) return false;
+    OpOf(*linear).set_activation(activation->activation());
+    Redirect(*linear, step.output);
+    return true;
+  }
+
+  static const BroadcastOp* SumOrNull(const Step& step) {
     const auto* sum = dynamic_cast<const BroadcastOp*>(step.op.get());
-    if (sum == nullptr || sum->op() != kernels::BinaryOp::kAdd || sum->row_constant() < 0)
-      return false;
+    return sum != nullptr && sum->op() == kernels::BinaryOp::kAdd ? sum : nullptr;
+  }
+
+  bool FuseBias(const Step& step) {
+    const BroadcastOp* sum = SumOrNull(step);
+    if (sum == nullptr || sum->row_constant() < 0) return false;
     Step* linear = OpenLinearOrNull(step.inputs[1 - sum->row_constant()]);
-    if (linear == nullptr || linear->inputs.size() > 1) return false;
-    const int bias = BiasOrNegative(step.inputs[sum->row_constant()],
-                                    static_cast<LinearOp*>(linear->op.get())->out());
+    if (linear == nullptr || OpOf(*linear).bias_input() >= 0) return false;
+    const int bias = BiasOrNegative(step.inputs[sum->row_constant()], OpOf(*linear).out());
     if (bias < 0) return false;
+    OpOf(*linear).set_bias_input(static_cast<int>(linear->inputs.size()));
     linear->inputs.push_back(bias);
     Redirect(*linear, step.output);
     return true;
+  }
+
+  // The linear step that `step` adds another value of the same shape to, on `side`, and that may take it as its residual;
+  // null otherwise. (The other does not depend on the linear layer, whose value has no second reader.)
+  Step* LinearOfSumOrNull(const Step& step, int side) {
+    const int value = step.inputs[side], other = step.inputs[1 - side];
+    const auto fits = [&](int of) {
+      return program_.values[of].elements == program_.values[step.output].elements &&
+             program_.values[of].storage == DType::kFloat32;
+    };
+    // A constant is of another type than the activations on a GPU.
+    if (SumOrNull(step) == nullptr || !fits(value) || !fits(other) ||
+        program_.values[other].role == Value::Role::kConstant) {
+      return nullptr;
+    }
+    Step* linear = OpenLinearOrNull(value);
+    return linear != nullptr && OpOf(*linear).residual_input() < 0 ? linear : nullptr;
+  }
+
+  static void AddResidual(Step& linear, int residual) {
+    OpOf(linear).set_residual_input(static_cast<int>(linear.inputs.size()));
+    linear.inputs.push_back(residual);
+  }
+
+  // The other value is there when the linear layer runs.
+  bool FuseResidual(const Step& step) {
+    for (const int side : {0, 1}) {
+      Step* linear = LinearOfSumOrNull(step, side);
+      const int other = step.inputs[1 - side];
+      if (linear == nullptr || producer_[other] > producer_[step.inputs[side]]) continue;
+      AddResidual(*linear, other);
+      Redirect(*linear, step.output);
+      return true;
+    }
+    return false;
+  }
+
+  // The other value comes later: the linear layer takes the place of step i, their sum.
+  bool MoveAndFuseResidual(int i) {
+    Step& sum = program_.steps[i];
+    for (const int side : {0, 1}) {
+      Step* linear = LinearOfSumOrNull(sum, side);
+      if (linear == nullptr) continue;
+      AddResidual(*linear, sum.inputs[1 - side]);
+      linear->output = sum.output;
+      sum = std::move(*linear);
+      linear->op.reset();
+      producer_[sum.output] = i;
+      return true;
+    }
+    return false;
   }
 
   // `constant` as one value per output: itself, or a scalar spread out; −1 when it is neither.

@@ -41,7 +41,7 @@ std::vector<LinearPair> PairLinears(Program& program) {
     const Step* first = open[x];
     const bool alone = program.values[x].role == Value::Role::kActivation && readers[x] == 1;
     if (first == nullptr || !alone) {
-      open[step.output] = &step;
+      if (linear->residual_input() < 0) open[step.output] = &step;
       continue;
     }
     pairs.push_back({static_cast<const LinearOp&>(*first->op).layer(), linear->layer()});

@@ -13,9 +13,9 @@ struct LinearPair {
   int first = -1, second = -1;
 };
 
-// In a program that PrepareForDevice has made ready, pairs of layers between which nothing else reads: no layer is in
-// two of them. From then on, where both bindings say `paired`, the second layer's step runs both and the first one's
-// nothing; x of the first lives that long.
+// In a program that PrepareForDevice has made ready, pairs of layers between which nothing else reads, the first without a
+// residual: no layer is in two of them. From then on, where both bindings say `paired`, the second layer's step runs both
+// and the first one's nothing; x of the first lives that long, and y does not take its memory.
 std::vector<LinearPair> PairLinears(Program& program);
 
 }  // namespace espalier::graph

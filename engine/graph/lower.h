@@ -24,8 +24,8 @@ inline constexpr int64_t kMaxFoldedProducts = int64_t{1} << 35;
 struct LowerOptions {
   // Largest batch. 0: no batch dimension; every shape is concrete.
   int64_t max_batch_size = 0;
-  // Bias and activation into the linear layer before them. Off only to test that fusion changes
-  // nothing.
+  // Bias, residual and activation into the linear layer before them. Off only to test that fusion
+  // changes nothing.
   bool fuse = true;
 };
 

@@ -41,8 +41,9 @@ class Op {
  public:
   virtual ~Op() = default;
   virtual kernels::KernelStatus Run(const RunContext& context, const Step& step) const = 0;
-  // The output may take the memory of the first input when that dies here and has the same size.
-  virtual bool in_place() const { return false; }
+  // The input whose memory the output may take when it dies here and has the same form, −1: none. It is no other input of
+  // the step at the same time.
+  virtual int in_place_input() const { return -1; }
 };
 
 struct Step {

@@ -31,7 +31,8 @@ std::string Listing(const Program& program) {
     if (const auto* linear = dynamic_cast<const LinearOp*>(step.op.get())) {
       absl::StrAppend(
           &text, "linear ", linear->in(), " -> ", linear->out(),
-          step.inputs.size() > 1 ? " + bias" : "",
+          linear->bias_input() < 0 ? "" : " + bias",
+          linear->residual_input() < 0 ? "" : " + residual",
           linear->activation() == kernels::Activation::kNone ? "" : " + ",
           linear->activation() == kernels::Activation::kNone ? "" : NameOf(linear->activation()),
           ": ");

@@ -81,7 +81,7 @@ constexpr DType StorageOf(DType dtype) {
 // can change is shared, and what has gone to a GPU is its executor's to copy. ResourceExhausted without memory.
 absl::StatusOr<Program> CloneOf(const Program& program);
 
-// One line a step: "fc1 (Gemm): linear 784 -> 512 + bias + relu : v0 -> v3".
+// One line a step: "fc1 (Gemm): linear 784 -> 512 + bias + relu: v0 v1 -> v3".
 std::string Listing(const Program& program);
 
 }  // namespace espalier::graph

@@ -15,7 +15,7 @@ bool FitsPair(const graph::LinearBinding& first, const graph::LinearBinding& sec
 
 // Compares, in every bucket, each pair that fits with its two layers one after the other, and notes in `planned`, plan
 // included, those that gain at least kPairGain. An equal pair is measured once in a process; without `measure` only what
-// is known counts. Errors are the device's.
+// is known counts. Biases and residuals, which both ways read alike, are left out. Errors are the device's.
 absl::Status ChoosePairs(const graph::Program& program, const std::vector<graph::LinearPair>& pairs,
                          const CudaDevice& device, bool measure, PlannedModel& planned);
 

@@ -40,7 +40,9 @@ struct Measured {
 // passing over those that would end after `deadline`. Per bucket: dense, the smallest layout, and
 // what the cost model puts within kWorthMeasuring of its best. Options take turns, after a warm-up,
 // and each counts its fastest call: a neighbour on the machine can only slow calls down. Close calls
-// (choose.h) are then measured again, beside dense. Also sets resident_bytes of what it packs.
+// (choose.h) are then measured again, beside dense. Nothing has a bias, a residual or an activation: those cost every option
+// of a layer about the same, and without them layers with equal weights share what was measured. Also sets resident_bytes of
+// what it packs.
 // Errors are of packing or of kernels that refuse.
 //
 // Of all threads of the process one measures at a time, else loads would measure each other; the

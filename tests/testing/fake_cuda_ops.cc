@@ -10,6 +10,7 @@
 #include "kernels/element_patch/element_patch.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/layer_norm/layer_norm.h"
+#include "kernels/linear/check_args.h"
 #include "kernels/softmax/softmax.h"
 #include "kernels/transpose/transpose.h"
 
@@ -82,7 +83,8 @@ KernelStatus FakeLinear(CudaKernel kernel, const LinearArgs& args) {
     return {KernelCode::kUnsupported, "the fake device has no such kernel"};
   if (args.x_stride % 8 != 0 || args.y_stride % 8 != 0 || args.x_stride < args.weight.in ||
       args.y_stride < args.weight.out || args.weight.values != nullptr ||
-      args.io_dtype != args.weight.dtype) {
+      args.io_dtype != args.weight.dtype || args.residual_stride % 8 != 0 ||
+      kernels::WrongResidual(args) != nullptr) {
     return {KernelCode::kInvalidArgument, "the fake device: a broken contract"};
   }
   if (args.tokens == 0) return {};

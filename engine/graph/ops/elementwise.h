@@ -18,7 +18,7 @@ class BroadcastOp final : public Op {
       : args_(args), row_constant_(row_constant), in_place_(in_place) {}
 
   kernels::KernelStatus Run(const RunContext& context, const Step& step) const override;
-  bool in_place() const override { return in_place_; }
+  int in_place_input() const override { return in_place_ ? 0 : -1; }
 
   kernels::BinaryOp op() const { return args_.op; }
   int row_constant() const { return row_constant_; }
@@ -35,7 +35,7 @@ class ActivationOp final : public Op {
       : activation_(activation), item_elements_(item_elements) {}
 
   kernels::KernelStatus Run(const RunContext& context, const Step& step) const override;
-  bool in_place() const override { return true; }
+  int in_place_input() const override { return 0; }
 
   kernels::Activation activation() const { return activation_; }
 

@@ -20,7 +20,12 @@ kernels::LinearArgs LinearOp::Args(const RunContext& context, const Step& step) 
   args.x_stride = x.width > 0 ? x.row_stride : in_;
   args.y = step.Out<void>(context);
   args.y_stride = y.width > 0 ? y.row_stride : out_;
-  args.bias = step.inputs.size() > 1 ? step.In<float>(context, 1) : nullptr;
+  if (bias_input_ >= 0) args.bias = step.In<float>(context, bias_input_);
+  if (residual_input_ >= 0) {
+    const Value& residual = context.forms[step.inputs[residual_input_]];
+    args.residual = step.In<void>(context, residual_input_);
+    args.residual_stride = residual.width > 0 ? residual.row_stride : out_;
+  }
   args.activation = activation_;
   args.tokens = context.batch * tokens_per_item_;
   args.scratch = context.scratch;

@@ -20,7 +20,7 @@ class SoftmaxOp final : public Op {
                                              outer_per_item_ * context.batch, n_, inner_,
                                              context.forms[step.output].storage});
   }
-  bool in_place() const override { return true; }
+  int in_place_input() const override { return 0; }
 
  private:
   const int64_t outer_per_item_, n_, inner_;
@@ -43,7 +43,7 @@ class LayerNormOp final : public Op {
     args.epsilon = epsilon_;
     return kernels::LayerNorm(context.kernel, args);
   }
-  bool in_place() const override { return true; }
+  int in_place_input() const override { return 0; }
 
  private:
   const int64_t rows_per_item_, n_;

@@ -107,6 +107,58 @@ TEST(LinearPairsTest, NeighboursWithoutAnotherReaderArePairsAndNoLayerIsInTwo) {
     EXPECT_EQ(program.linears[i]->layer(), static_cast<int>(i));
 }
 
+// x through layers of these widths; every `block` of them are added to what they compute from, which is as wide.
+Program MakeResidualProgram(const std::vector<int64_t>& widths, size_t block, DType compute) {
+  formats::ModelGraph graph = MakeGraph({kBatch, widths[0]});
+  std::vector<std::string> values = {"x"};
+  for (size_t i = 1; i < widths.size(); ++i) {
+    const std::string n = std::to_string(i);
+    graph.initializers.emplace(
+        "w" + n, MakeTensor(DType::kFloat32, {widths[i - 1], widths[i]},
+                            RandomData(widths[i] * widths[i - 1], static_cast<uint32_t>(i))));
+    const std::string sum = i + 1 == widths.size() ? "y" : "s" + n;
+    const bool adds = i % block == 0;
+    graph.nodes.push_back(MakeNode("MatMul", {values.back(), "w" + n}, {adds ? "m" + n : sum}));
+    if (adds) graph.nodes.push_back(MakeNode("Add", {values[i - block], "m" + n}, {sum}));
+    values.push_back(sum);
+  }
+  auto program = Lower(std::move(graph), {.max_batch_size = 4});
+  EXPECT_TRUE(program.ok()) << program.status();
+  PrepareForDevice(*program, compute);
+  return *std::move(program);
+}
+
+TEST(DeviceFormsTest, AResidualLiesInRowsAsWideAsTheOutput) {
+  const Program program = MakeResidualProgram({50, 100, 50, 100, 50}, 2, DType::kFloat32);
+  EXPECT_THAT(KindsOf(program), ElementsAre("cast", "linear", "linear", "linear", "linear", "cast"))
+      << "one conversion of x for both that read it";
+  for (const int step : {2, 4}) {
+    const auto& linear = static_cast<const LinearOp&>(*program.steps[step].op);
+    ASSERT_GT(linear.residual_input(), 0);
+    const Value& residual = program.values[program.steps[step].inputs[linear.residual_input()]];
+    EXPECT_EQ(residual.width, linear.out());
+    EXPECT_EQ(residual.row_stride, linear.out() == 50 ? 64 : 128);
+  }
+}
+
+TEST(DeviceFormsTest, AResidualOfAnotherTypeIsConverted) {
+  const Program program = MakeResidualProgram({64, 128, 64}, 2, DType::kBFloat16);
+  EXPECT_THAT(KindsOf(program), ElementsAre("cast", "linear", "linear", "cast"));
+  const auto& linear = static_cast<const LinearOp&>(*program.steps[2].op);
+  EXPECT_EQ(program.steps[2].inputs[linear.residual_input()], program.steps[0].output);
+}
+
+TEST(LinearPairsTest, OnlyTheSecondLayerOfAPairHasAResidual) {
+  Program program = MakeResidualProgram({64, 128, 64, 128, 64}, 2, DType::kBFloat16);
+  const int x = program.steps[0].output;
+  const std::vector<LinearPair> pairs = PairLinears(program);
+  ASSERT_EQ(pairs.size(), 2u) << "the layer after a block begins the next";
+  EXPECT_EQ(pairs[1].first, 2);
+  EXPECT_THAT(program.steps[2].keeps, ElementsAre(x));
+  Program each = MakeResidualProgram({64, 64, 64, 64}, 1, DType::kBFloat16);
+  EXPECT_TRUE(PairLinears(each).empty());
+}
+
 TEST(LinearPairsTest, LayersWithAStepBetweenThemAreNone) {
   Program program = MakeProgram({64, 128, 64}, "Softmax", DType::kBFloat16);
   EXPECT_TRUE(PairLinears(program).empty());

@@ -29,15 +29,18 @@ void operator delete(void* p, size_t) noexcept { std::free(p); }
 namespace espalier::testing {
 namespace {
 
-// A chain with branches: every value may be read again much later.
-formats::ModelGraph RandomGraph(uint32_t seed) {
+// A chain with branches: every value may be read again much later. With layers, some of which take another value as their
+// residual.
+formats::ModelGraph RandomGraph(uint32_t seed, bool layers = false) {
   std::mt19937 random(seed);
   formats::ModelGraph graph = MakeGraph({kBatch, 4, 6});
+  if (layers)
+    graph.initializers.emplace("w", MakeTensor(DType::kFloat32, {6, 6}, RandomData(36, 1)));
   std::vector<std::string> names = {"x"};
   const auto pick = [&] { return names[random() % names.size()]; };
   for (int i = 0; i < 30; ++i) {
     const std::string name = "v" + std::to_string(i);
-    switch (random() % 5) {
+    switch (random() % (layers ? 8 : 5)) {
       case 0:
         graph.nodes.push_back(MakeNode("Tanh", {pick()}, {name}));
         break;
@@ -59,6 +62,11 @@ formats::ModelGraph RandomGraph(uint32_t seed) {
                                        {{"perm", std::vector<int64_t>{0, 2, 1}}}));
         break;
       }
+      default:
+        graph.nodes.push_back(MakeNode("MatMul", {pick(), "w"}, {name + "_product"}));
+        graph.nodes.push_back(MakeNode("Add", {name + "_product", pick()}, {name + "_sum"}));
+        graph.nodes.push_back(MakeNode("Tanh", {name + "_sum"}, {name}));
+        break;
     }
     names.push_back(name);
   }
@@ -70,6 +78,7 @@ TEST(ArenaTest, ReusedMemoryNeverChangesAnAnswer) {
   for (uint32_t seed = 1; seed <= 40; ++seed) {
     SCOPED_TRACE(seed);
     ExpectMatchesReference([=] { return RandomGraph(seed); }, 7, 1e-5);
+    ExpectMatchesReference([=] { return RandomGraph(seed, /*layers=*/true); }, 7, 1e-5);
   }
 }
 

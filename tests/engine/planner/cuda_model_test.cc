@@ -144,6 +144,50 @@ TEST_F(CudaModelTest, TwoLayersRunAsOneKernelWhereThatIsFaster) {
   EXPECT_LT(WorstError(**model, MakeBlock64Mlp(widths)), 0.15) << "bf16 after every layer";
 }
 
+// x + W2 · relu(W1 · x), twice, of blocks of 64; weights are small, so that sums lose little to the type.
+formats::ModelGraph MakeResidualMlp(DType dtype, int64_t width) {
+  formats::ModelGraph graph = MakeBlock64Mlp({width, 128, width, 128, width});
+  formats::ModelGraph typed = MakeGraph({kBatch, width}, dtype);
+  for (auto& [name, tensor] : graph.initializers) {
+    Tensor floats = *Convert(tensor.view(), DType::kFloat32);
+    for (int64_t i = 0; i < floats.elements(); ++i) floats.As<float>()[i] /= 8;
+    typed.initializers.emplace(name, *Convert(floats.view(), dtype));
+  }
+  const auto gemm = [&](const std::string& x, const std::string& n, const std::string& y) {
+    typed.nodes.push_back(MakeNode("Gemm", {x, "w" + n, "b" + n}, {y}, {{"transB", int64_t{1}}}));
+  };
+  const auto block = [&](const std::string& x, const std::string& n, const std::string& m,
+                         const std::string& y) {
+    gemm(x, n, "g" + n);
+    typed.nodes.push_back(MakeNode("Relu", {"g" + n}, {"h" + n}));
+    gemm("h" + n, m, "g" + m);
+    typed.nodes.push_back(MakeNode("Add", {x, "g" + m}, {y}));
+  };
+  block("x", "1", "2", "s");
+  block("s", "3", "4", "y");
+  return typed;
+}
+
+TEST_F(CudaModelTest, LayersAddTheirResidualsApartAndInPairs) {
+  struct Case {
+    DType dtype;
+    int64_t width;
+    double tolerance;
+  };
+  for (const auto& [dtype, width, tolerance] : {Case{DType::kBFloat16, 128, 0.05},
+                                                {DType::kFloat16, 70, 0.01},
+                                                {DType::kFloat32, 70, 1e-5}}) {
+    auto model = Prepare(MakeResidualMlp(dtype, width));
+    ASSERT_TRUE(model.ok()) << model.status();
+    auto state = (*model)->NewState();
+    ASSERT_TRUE(state.ok()) << state.status();
+    const int before = fake_.pair_runs;
+    ASSERT_TRUE((*model)->Run(**state, 3).ok());
+    EXPECT_EQ(fake_.pair_runs - before, width == 128 ? 2 : 0) << NameOf(dtype);
+    EXPECT_LT(WorstError(**model, MakeResidualMlp(dtype, width)), tolerance) << NameOf(dtype);
+  }
+}
+
 TEST_F(CudaModelTest, DeterministicModelsAndWideLayersHaveNoPairs) {
   for (const bool deterministic : {true, false}) {
     const int64_t out =
