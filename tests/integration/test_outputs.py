@@ -9,6 +9,7 @@ import harness
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx.numpy_helper
 import onnxruntime
 import pytest
 
@@ -108,4 +109,66 @@ def test_deterministic_mode_is_bit_identical_whatever_the_batch(repository, digi
                 apart = client.infer(name, digits.images[:batch]).output
                 np.testing.assert_array_equal(
                     apart, together[:batch], err_msg=f"{name}, batch {batch}"
+                )
+
+
+def residual_blocks(width: int, hidden: int, rng: np.random.Generator) -> bytes:
+    """x [N, 5, width] through two blocks x + W2 gelu(W1 norm(x) + b1) + b2, the last one's sum on the other side."""
+    nodes, constants = [], {"sqrt2": np.sqrt(np.float32(2)), "one": 1.0, "half": 0.5}
+
+    def node(op: str, inputs: str, output: str, **attributes: object) -> None:
+        nodes.append(onnx.helper.make_node(op, inputs.split(), [output], output, **attributes))
+
+    def pruned(rows: int, columns: int, block: int) -> np.ndarray:
+        kept = rng.random((-(-rows // block), -(-columns // block))) < 0.25
+        mask = np.kron(kept, np.ones((block, block)))[:rows, :columns]
+        return rng.normal(scale=(columns / 4) ** -0.5, size=(rows, columns)) * mask
+
+    for i, (x, y) in enumerate((("x", "s"), ("s", "y"))):
+        constants[f"scale{i}"] = rng.normal(loc=1, scale=0.1, size=width)
+        constants[f"shift{i}"] = rng.normal(scale=0.1, size=width)
+        constants[f"w1{i}"] = pruned(hidden, width, block=1).T
+        constants[f"b1{i}"] = rng.normal(scale=0.1, size=hidden)
+        constants[f"w2{i}"] = pruned(width, hidden, block=16).T
+        constants[f"b2{i}"] = rng.normal(scale=0.1, size=width)
+        node("LayerNormalization", f"{x} scale{i} shift{i}", f"n{i}")
+        node("MatMul", f"n{i} w1{i}", f"m{i}")
+        node("Add", f"b1{i} m{i}", f"a{i}")
+        node("Div", f"a{i} sqrt2", f"d{i}")
+        node("Erf", f"d{i}", f"e{i}")
+        node("Add", f"e{i} one", f"f{i}")
+        node("Mul", f"a{i} f{i}", f"g{i}")
+        node("Mul", f"g{i} half", f"h{i}")
+        node("MatMul", f"h{i} w2{i}", f"o{i}")
+        node("Add", f"o{i} b2{i}", f"p{i}")
+        node("Add", f"{x} p{i}" if i == 0 else f"p{i} {x}", y)
+    info = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        nodes,
+        "residual_blocks",
+        [info("x", onnx.TensorProto.FLOAT, ["N", 5, width])],
+        [info("y", onnx.TensorProto.FLOAT, ["N", 5, width])],
+        [
+            onnx.numpy_helper.from_array(np.asarray(value, np.float32), name)
+            for name, value in constants.items()
+        ],
+    )
+    return onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
+    ).SerializeToString()
+
+
+def test_residual_blocks_equal_onnxruntimes(repository):
+    rng = np.random.default_rng(3)
+    models = {f"blocks{width}": residual_blocks(width, 4 * width, rng) for width in (48, 77)}
+    root = repository(**{name: {"1": content} for name, content in models.items()})
+    with harness.Espalierd(root) as server, espalier.Client(server.url) as client:
+        for name, content in models.items():
+            session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+            for batch in (1, 2, 3, 7, 8, 31):
+                x = rng.normal(size=(batch, 5, int(name[6:]))).astype(np.float32)
+                expected = session.run(None, {"x": x})[0]
+                # Two evaluations of sums of some 80 products of about 0.1, twice, from values of about 1 to 4.
+                np.testing.assert_allclose(
+                    client.infer(name, x).output, expected, rtol=1e-5, atol=1e-5, err_msg=name
                 )
