@@ -138,8 +138,9 @@ bool RunRows(const LinearArgs& args, const DenseTasks::Part& part, int64_t row, 
   if (!multiplication.usable()) return false;
   for (int64_t token = part.token; token < part.token_end; token += step) {
     float* y = static_cast<float*>(args.y) + token * args.y_stride + row;
-    // y may be the residual: its sums go through scratch.
-    const bool direct = (step == 1 || args.y_stride == rows) && args.residual == nullptr;
+    // The library's own way to add (a post-op) takes more scratch than is known in advance. Where the residual is in the
+    // way, in y, the product goes elsewhere.
+    const bool direct = (step == 1 || args.y_stride == rows) && args.residual != args.y;
     float* to = direct ? y : reinterpret_cast<float*>(scratch + kLibraryScratchBytes);
     multiplication.Run(multiplications.stream(),
                        static_cast<const float*>(args.x) + token * args.x_stride, weights, to,

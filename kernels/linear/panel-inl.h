@@ -25,21 +25,24 @@ HWY_BEFORE_NAMESPACE();
 namespace espalier::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// to[c · to_stride + r] = from[r · from_stride + c] for r in [0, rows), c in [0, cols); with kAdd it is added to what is there.
+// to[c · to_stride + r] = from[r · from_stride + c] for r in [0, rows), c in [0, cols); with kAdd plus
+// add[c · add_stride + r], which may be that element of `to`.
 template <bool kAdd = false>
 HWY_INLINE void Transpose(const float* from, int64_t from_stride, int64_t rows, int64_t cols,
-                          float* to, int64_t to_stride) {
+                          float* to, int64_t to_stride, const float* add = nullptr,
+                          int64_t add_stride = 0) {
   int64_t r = 0;
-  const auto PutOne = [](float value, float* at) { *at = kAdd ? *at + value : value; };
+  const auto PutOne = [&](float value, int64_t c, int64_t at) {
+    to[c * to_stride + at] = kAdd ? value + add[c * add_stride + at] : value;
+  };
 #if HWY_TARGET != HWY_SCALAR
   const hn::FixedTag<float, 4> d;
-  const auto Put = [d](hn::Vec<hn::FixedTag<float, 4>> v, float* at) HWY_ATTR {
-    if constexpr (kAdd) v = hn::Add(hn::LoadU(d, at), v);
-    hn::StoreU(v, d, at);
+  const auto Put = [&](hn::Vec<hn::FixedTag<float, 4>> v, int64_t c) HWY_ATTR {
+    if constexpr (kAdd) v = hn::Add(v, hn::LoadU(d, add + c * add_stride + r));
+    hn::StoreU(v, d, to + c * to_stride + r);
   };
   for (; r + 4 <= rows; r += 4) {
     const float* p = from + r * from_stride;
-    float* q = to + r;
     int64_t c = 0;
     for (; c + 4 <= cols; c += 4) {
       const auto a0 = hn::LoadU(d, p + c), a1 = hn::LoadU(d, p + from_stride + c);
@@ -47,18 +50,18 @@ HWY_INLINE void Transpose(const float* from, int64_t from_stride, int64_t rows, 
                  a3 = hn::LoadU(d, p + 3 * from_stride + c);
       const auto low01 = hn::InterleaveLower(d, a0, a1), high01 = hn::InterleaveUpper(d, a0, a1);
       const auto low23 = hn::InterleaveLower(d, a2, a3), high23 = hn::InterleaveUpper(d, a2, a3);
-      Put(hn::ConcatLowerLower(d, low23, low01), q + c * to_stride);
-      Put(hn::ConcatUpperUpper(d, low23, low01), q + (c + 1) * to_stride);
-      Put(hn::ConcatLowerLower(d, high23, high01), q + (c + 2) * to_stride);
-      Put(hn::ConcatUpperUpper(d, high23, high01), q + (c + 3) * to_stride);
+      Put(hn::ConcatLowerLower(d, low23, low01), c);
+      Put(hn::ConcatUpperUpper(d, low23, low01), c + 1);
+      Put(hn::ConcatLowerLower(d, high23, high01), c + 2);
+      Put(hn::ConcatUpperUpper(d, high23, high01), c + 3);
     }
     for (; c < cols; ++c) {
-      for (int64_t i = 0; i < 4; ++i) PutOne(p[i * from_stride + c], q + c * to_stride + i);
+      for (int64_t i = 0; i < 4; ++i) PutOne(p[i * from_stride + c], c, r + i);
     }
   }
 #endif
   for (; r < rows; ++r) {
-    for (int64_t c = 0; c < cols; ++c) PutOne(from[r * from_stride + c], to + c * to_stride + r);
+    for (int64_t c = 0; c < cols; ++c) PutOne(from[r * from_stride + c], c, r);
   }
 }
 
@@ -81,21 +84,28 @@ HWY_INLINE void FillPanel(const float* x, int64_t x_stride, int64_t tokens, int6
 // `tokens` are used (bias already in it); changes the tile.
 HWY_INLINE void StoreTile(const LinearArgs& args, int64_t token, int64_t tokens, int64_t row,
                           int64_t rows, float* tile, int64_t width) {
+  float* y = static_cast<float*>(args.y) + token * args.y_stride + row;
+  const int64_t stride = args.residual_stride;
+  const float* residual = static_cast<const float*>(args.residual);
+  if (residual != nullptr) residual += token * stride + row;
+  const bool activates = args.activation != Activation::kNone;
   // Four tokens at a time: lines of more rows of y would evict each other from L1, as above.
-  if (args.residual != nullptr) {
-    const int64_t stride = args.residual_stride;
-    const float* residual = static_cast<const float*>(args.residual) + token * stride + row;
+  if (residual != nullptr && activates) {
     for (int64_t t = 0; t < tokens; t += 4) {
       Transpose<true>(residual + t * stride, stride, std::min<int64_t>(4, tokens - t), rows,
-                      tile + t, width);
+                      tile + t, width, tile + t, width);
     }
   }
-  if (args.activation != Activation::kNone)
-    ActivateArray(args.activation, tile, tile, rows * width);
-  float* y = static_cast<float*>(args.y) + token * args.y_stride + row;
+  if (activates) ActivateArray(args.activation, tile, tile, rows * width);
   for (int64_t t = 0; t < tokens; t += 4) {
-    Transpose(tile + t, width, rows, std::min<int64_t>(4, tokens - t), y + t * args.y_stride,
-              args.y_stride);
+    const int64_t some = std::min<int64_t>(4, tokens - t);
+    float* to = y + t * args.y_stride;
+    if (residual != nullptr && !activates) {
+      Transpose<true>(tile + t, width, rows, some, to, args.y_stride, residual + t * stride,
+                      stride);
+    } else {
+      Transpose(tile + t, width, rows, some, to, args.y_stride);
+    }
   }
 }
 
