@@ -4,10 +4,10 @@
 //   auto shared = SharedTensors::Create(client, requests, {{"y", 4096}});
 //   (*shared)->Refer(3, message);  // requests[3]: no contents any more, but where they lie
 //
-// One region, registered under a name that no other process has: the inputs of all requests, then room for the answers to
-// each of them. Requests in flight at once that are the same write the same answer to the same place.
+// A region a request, as clients that know nothing of each other have them: its inputs, then room for its answer. Requests
+// in flight at once that are the same write the same answer to the same place.
 //
-// Memory   A POSIX shared memory object of that size, gone with this.
+// Memory   POSIX shared memory objects under names that no other process has, gone with this.
 // Errors   FailedPrecondition or Unimplemented, as the server says it, when it takes no tensors from shared memory;
 //          NotFound from a server on another machine.
 #pragma once
@@ -40,19 +40,22 @@ class SharedTensors {
 
   // `message` is that of requests[i].
   void Refer(size_t i, inference::ModelInferRequest& message) const;
-  uint64_t bytes() const { return bytes_; }
 
  private:
-  SharedTensors(client::Client& client, std::vector<Output> outputs);
-  absl::Status Fill(const std::vector<client::InferRequest>& requests);
+  struct Region {
+    std::string name;  // the object's has a slash before it
+    bool registered = false;
+    std::vector<uint64_t> inputs_at, outputs_at;
+    uint64_t bytes = 0;
+  };
+
+  SharedTensors(client::Client& client, std::vector<Output> outputs)
+      : client_(client), outputs_(std::move(outputs)) {}
+  absl::Status Add(const client::InferRequest& request);
 
   client::Client& client_;
   const std::vector<Output> outputs_;
-  const std::string name_;  // of the region; the object's has a slash before it
-  bool registered_ = false;
-  uint64_t bytes_ = 0;
-  std::vector<std::vector<uint64_t>> inputs_at_;  // [request][input]
-  std::vector<uint64_t> answer_at_;               // [request]
+  std::vector<Region> regions_;  // of the requests
 };
 
 }  // namespace espalier::bench

@@ -16,6 +16,7 @@ import datetime
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -30,7 +31,7 @@ from onnx import TensorProto, helper
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests/data"
 WIDTH, LAYERS, BLOCK, DENSITY, MAX_BATCH = 4096, 8, 64, 0.1, 256
-INSTANCES = 6  # each copies 2 · 4 MB a batch through host memory, which takes longer than the GPU
+INSTANCES = 10  # each copies what a batch brings and takes through host memory, which takes longer than the GPU
 FEW_CPUS = ("taskset", "-c", "0-3")  # what is compared with an echo runs on the same few CPUs
 SHIPPED = ("mnist_dense", "mnist_diagonal", "mnist_diagonal16", "mnist_block16", "mnist_unstructured")
 
@@ -233,7 +234,11 @@ def main() -> None:
         np.save(folder / "u.npy", np.random.default_rng(2).integers(0, 256, (33, 16, 40), dtype=np.uint8))
         make_ops(folder / "models/ops/1/model.onnx")
         expected = make_wide(folder / "models/wide/1/model.onnx", x)
-        repositories = f"{DATA / 'models'},{folder / 'models'}"
+        for name in SHIPPED:
+            shutil.copytree(DATA / "models" / name, folder / "models" / name)
+            with (folder / "models" / name / "config.pbtxt").open("a") as config:
+                config.write(f"instance_group {{ count: {INSTANCES} }}\n")
+        repositories = folder / "models"
         answers = {}
         for device in ("cpu", "cuda"):
             try:
