@@ -76,8 +76,8 @@ class EpilogueFuser {
     return true;
   }
 
-  // The linear step that `step` adds another value of the same shape to, on `side`, and that may take it as its residual;
-  // null otherwise. (The other does not depend on the linear layer, whose value has no second reader.)
+  // The linear step that `step`, a sum, adds another value of the same shape to, on `side`, and that may take it as its
+  // residual; null otherwise. (The other does not depend on the linear layer, whose value has no second reader.)
   Step* LinearOfSumOrNull(const Step& step, int side) {
     const int value = step.inputs[side], other = step.inputs[1 - side];
     const auto fits = [&](int of) {
@@ -85,8 +85,7 @@ class EpilogueFuser {
              program_.values[of].storage == DType::kFloat32;
     };
     // A constant is of another type than the activations on a GPU.
-    if (SumOrNull(step) == nullptr || !fits(value) || !fits(other) ||
-        program_.values[other].role == Value::Role::kConstant) {
+    if (!fits(value) || !fits(other) || program_.values[other].role == Value::Role::kConstant) {
       return nullptr;
     }
     Step* linear = OpenLinearOrNull(value);
@@ -100,6 +99,7 @@ class EpilogueFuser {
 
   // The other value is there when the linear layer runs.
   bool FuseResidual(const Step& step) {
+    if (SumOrNull(step) == nullptr) return false;
     for (const int side : {0, 1}) {
       Step* linear = LinearOfSumOrNull(step, side);
       const int other = step.inputs[1 - side];
@@ -114,6 +114,7 @@ class EpilogueFuser {
   // The other value comes later: the linear layer takes the place of step i, their sum.
   bool MoveAndFuseResidual(int i) {
     Step& sum = program_.steps[i];
+    if (SumOrNull(sum) == nullptr) return false;
     for (const int side : {0, 1}) {
       Step* linear = LinearOfSumOrNull(sum, side);
       if (linear == nullptr) continue;
