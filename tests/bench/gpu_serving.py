@@ -78,7 +78,7 @@ def make_wide(path: pathlib.Path, x: np.ndarray) -> np.ndarray:
 
 
 def make_ops(path: pathlib.Path) -> None:
-    """u [batch, 16, 40] of bytes through every op that has a kernel of its own on a GPU, to z f32."""
+    """u [batch, 16, 40] of bytes through every op that has a kernel of its own on a GPU, and a residual, to z f32."""
     random = np.random.default_rng(3)
     constant = lambda name, *shape: helper.make_tensor(
         name, TensorProto.FLOAT, shape, random.standard_normal(shape, dtype=np.float32))  # fmt: skip
@@ -90,12 +90,15 @@ def make_ops(path: pathlib.Path) -> None:
         helper.make_node("Sigmoid", ["m"], ["s"]),
         helper.make_node("Mul", ["m", "s"], ["p"]),
         helper.make_node("Sub", ["p", "row"], ["q"]),
-        helper.make_node("Softmax", ["q"], ["columns"], axis=1),
+        helper.make_node("MatMul", ["q", "v"], ["r"]),
+        helper.make_node("Add", ["q", "r"], ["residual"]),
+        helper.make_node("Softmax", ["residual"], ["columns"], axis=1),
         helper.make_node("Add", ["columns", "m"], ["sum"]),
         helper.make_node("Tanh", ["sum"], ["h"]),
         helper.make_node("Softmax", ["h"], ["z"], axis=-1),
     ]
-    weights = [constant("scale", 40), constant("shift", 40), constant("w", 16, 27), constant("row", 27)]
+    weights = [constant("scale", 40), constant("shift", 40), constant("w", 16, 27), constant("row", 27),
+               constant("v", 27, 27)]
     graph = helper.make_graph(
         nodes, "ops", [helper.make_tensor_value_info("u", TensorProto.UINT8, ["batch", 16, 40])],
         [helper.make_tensor_value_info("z", TensorProto.FLOAT, ["batch", 40, 27])], weights)  # fmt: skip
