@@ -43,10 +43,18 @@ class BitModel {
 
 // Coder is WordEncoder, which returns `bit`, or WordDecoder, which returns what it finds.
 template <typename Coder>
-bool CodeBit(Coder& coder, BitModel& model, bool bit) {
+[[gnu::always_inline]] inline bool CodeBit(Coder& coder, BitModel& model, bool bit) {
   const uint32_t mask = coder.Code(model.probability() >> 6, bit);
   model.Update(mask);
   return mask & 1;
+}
+
+// The same for a bit that is 0 as a rule.
+template <typename Coder>
+[[gnu::always_inline]] inline bool CodeRareBit(Coder& coder, BitModel& model, bool bit) {
+  const bool is_set = coder.CodeRare(model.probability() >> 6, bit);
+  model.Update(is_set ? ~0u : 0u);
+  return is_set;
 }
 
 // 65536 / (1 + e^-x) at x = −8, −7.5, … 8.
@@ -80,7 +88,7 @@ inline constexpr auto kStretch = [] {
 class Mixer {
  public:
   template <typename Coder>
-  bool Code(Coder& coder, BitModel& first, BitModel& second, bool bit) {
+  [[gnu::always_inline]] bool Code(Coder& coder, BitModel& first, BitModel& second, bool bit) {
     const int32_t x = kStretch[first.probability() >> 10], y = kStretch[second.probability() >> 10];
     const int64_t sum = (first_ * x + second_ * y) >> 16;
     const int32_t zero = kSquash[static_cast<size_t>(std::clamp<int64_t>(sum, -2047, 2047) + 2048)];

@@ -11,7 +11,7 @@
 // other edits, never an edit that breaks a rule of its list.
 //
 // Memory   Encode: 24 bytes an event and 2 bits an element beside the caller's. Decode: 12 bytes an
-//          event and 1 bit an element. Mixed modes: 4 bytes a column more. Neither depends on anything
+//          event and 1 bit an element. Mixed modes: up to 10 bytes a column more. Neither depends on anything
 //          a record claims.
 // Errors   InvalidArgument: which list, what was expected and got.
 // Thread-safe: no shared state.
@@ -45,9 +45,11 @@ enum class Mode : uint8_t {
   kClassRange = 3,    // the same, ranks and models apart for each exponent; changes and drops only
   kMixed = 4,         // each non-zero's change or none, predicted by row and column; changes only
   kMixedRepeats = 5,  // the same, for steps that often have the length of the one before
+  kCounted = 6,       // the same as both, changes predicted by how often their column changed
 };
-inline constexpr uint8_t kModes = 6;
-constexpr bool IsMixed(Mode mode) { return mode == Mode::kMixed || mode == Mode::kMixedRepeats; }
+inline constexpr uint8_t kModes = 7;
+// Each non-zero is looked at; changes only.
+constexpr bool IsMixed(Mode mode) { return mode >= Mode::kMixed; }
 
 struct EventCounts {
   int64_t of[kEventKinds] = {};

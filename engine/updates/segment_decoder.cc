@@ -6,11 +6,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/updates/bytes.h"
+#include "engine/updates/counted_model.h"
 #include "engine/updates/event_list.h"
 #include "engine/updates/event_models.h"
 #include "engine/updates/mixed_model.h"
 #include "engine/updates/nonzero_bits.h"
 #include "engine/updates/segment_codec.h"
+#include "engine/updates/step_model.h"
 #include "engine/updates/word_coder.h"
 #include "engine/updates/zstd.h"
 
@@ -317,37 +319,58 @@ class SegmentDecoder {
     return CheckFinished(kind, coder);
   }
 
-  // Every non-zero of a row that changed is asked for.
   absl::Status DecodeMixed(const ListRecord& list, std::vector<Edit>& edits) {
     constexpr EventKind kKind = EventKind::kChange;
     ByteReader reader(list.payload);
     const auto width = reader.Varint("width of a row", static_cast<uint64_t>(count_));
     if (!width.ok()) return Refused(kKind, width.status().message());
     if (*width == 0) return Refused(kKind, "rows of no elements");
+    CountedOptions options{.repeats = list.mode == Mode::kMixedRepeats};
+    if (list.mode == Mode::kCounted) {
+      const auto bits = reader.Varint("options", CountedOptions::kMostBits);
+      if (!bits.ok()) return Refused(kKind, bits.status().message());
+      options = CountedOptions::FromBits(*bits);
+    }
     const auto coded = reader.Text("coded bits", reader.left());
     if (!coded.ok()) return Refused(kKind, coded.status().message());
     WordDecoder coder(*coded, *reader.Raw("other bits", reader.left()));
-    const auto model = std::make_unique<MixedModel<Element>>(static_cast<uint32_t>(*width),
-                                                             list.mode == Mode::kMixedRepeats);
-    const auto count = static_cast<size_t>(list.count);
+    const auto columns = static_cast<uint32_t>(*width);
+    const auto steps = std::make_unique<StepModel<Element>>(columns, options.repeats);
+    if (list.mode == Mode::kCounted) {
+      const auto changes = std::make_unique<CountedChanges<Element>>(columns, options);
+      return DecodeRows(columns, *changes, *steps, coder, list.count, edits);
+    }
+    const auto changes = std::make_unique<MixedChanges<Element>>(columns);
+    return DecodeRows(columns, *changes, *steps, coder, list.count, edits);
+  }
+
+  // Every non-zero of a row that changed is asked for.
+  template <typename Changes>
+  absl::Status DecodeRows(uint32_t width, Changes& changes, StepModel<Element>& steps,
+                          WordDecoder& coder, int64_t announced, std::vector<Edit>& edits) {
+    constexpr EventKind kKind = EventKind::kChange;
+    const auto count = static_cast<size_t>(announced);
     edits.reserve(count);
     absl::Status failure;
-    for (int64_t begin = 0; begin < count_; begin += static_cast<int64_t>(*width)) {
-      if (!model->RowChanges(coder, false)) continue;
-      const int64_t end = std::min(begin + static_cast<int64_t>(*width), count_);
+    WordDecoder looking = coder;  // no call is told where it is, so that it stays in registers
+    for (int64_t begin = 0; begin < count_; begin += width) {
+      if (!changes.RowChanges(looking, false)) continue;
+      const int64_t end = std::min(begin + width, count_);
       const bool all =
           base_.VisitNonzeros<Element>(begin, end, [&](uint32_t position, Bits old_bits) {
             const auto column = static_cast<uint32_t>(position - begin);
-            if (!model->Changes(coder, column, old_bits, false)) return true;
+            if (!changes.Changes(looking, column, old_bits, false)) return true;
+            coder = looking;
             if (edits.size() == count || coder.overrun()) {
-              failure = Refused(
-                  kKind, absl::StrCat("more events than the ", list.count, " that it announces"));
+              failure = Refused(kKind,
+                                absl::StrCat("more events than the ", count, " that it announces"));
               return false;
             }
             failure = AddOrder(
                 position,
-                Element::OrderOf(old_bits) + model->Step(coder, column, position, old_bits, 0),
+                Element::OrderOf(old_bits) + steps.Step(coder, column, position, old_bits, 0),
                 edits);
+            looking = coder;
             return failure.ok();
           });
       if (!all) return failure;
@@ -355,7 +378,7 @@ class SegmentDecoder {
     if (edits.size() != count) {
       return Refused(kKind, absl::StrCat("holds ", edits.size(), " events, announces ", count));
     }
-    return CheckFinished(kKind, coder);
+    return CheckFinished(kKind, looking);
   }
 
   // One list in mode kClassRange: for each class the elements left before its next event.

@@ -29,6 +29,7 @@ class WordEncoder {
     if (range_ >> 32 == 0) Shift();
     return 0u - static_cast<uint32_t>(bit);
   }
+  bool CodeRare(uint32_t zero, bool bit) { return Code(zero, bit) & 1; }
   // `count` bits as they are, at most 32. Returns `value`.
   uint32_t Raw(uint32_t value, int count) {
     pending_ |= uint64_t{value} << held_;
@@ -89,7 +90,7 @@ class WordDecoder {
     Shift();
     range_ = ~uint64_t{0};
   }
-  uint32_t Code(uint32_t zero, bool /*bit*/ = false) {
+  [[gnu::always_inline]] uint32_t Code(uint32_t zero, bool /*bit*/ = false) {
     const uint64_t bound = (range_ >> 16) * zero;
     const uint64_t mask = 0u - static_cast<uint64_t>(code_ >= bound);
     code_ -= bound & mask;
@@ -97,7 +98,20 @@ class WordDecoder {
     if (range_ >> 32 == 0) Shift();
     return static_cast<uint32_t>(mask);
   }
-  uint32_t Raw(uint32_t /*value*/, int count) {
+  // The same, for bits that are 0 as a rule: what comes next need not wait for them.
+  [[gnu::always_inline]] bool CodeRare(uint32_t zero, bool /*bit*/ = false) {
+    const uint64_t bound = (range_ >> 16) * zero;
+    const bool is_set = code_ >= bound;
+    if (__builtin_expect(is_set, false)) {
+      code_ -= bound;
+      range_ -= bound;
+    } else {
+      range_ = bound;
+    }
+    if (range_ >> 32 == 0) Shift();
+    return is_set;
+  }
+  [[gnu::always_inline]] uint32_t Raw(uint32_t /*value*/, int count) {
     if (raw_end_ - raw_ >= 8) {
       // Without a branch on how much is held: whole bytes up to 56 bits or more; those of the next one
       // that come with them are the same when they come again.
@@ -129,13 +143,20 @@ class WordDecoder {
   bool overrun() const { return coded_overrun_ > 8 || raw_overrun_; }
 
  private:
-  void Shift() {
-    for (int i = 0; i < 4; ++i) {
-      code_ <<= 8;
-      if (coded_ != coded_end_) {
-        code_ |= *coded_++;
-      } else {
-        ++coded_overrun_;
+  [[gnu::always_inline]] void Shift() {
+    if (coded_end_ - coded_ >= 4) {
+      uint32_t next;
+      std::memcpy(&next, coded_, sizeof(next));
+      code_ = code_ << 32 | __builtin_bswap32(next);
+      coded_ += 4;
+    } else {
+      for (int i = 0; i < 4; ++i) {
+        code_ <<= 8;
+        if (coded_ != coded_end_) {
+          code_ |= *coded_++;
+        } else {
+          ++coded_overrun_;
+        }
       }
     }
     range_ <<= 32;

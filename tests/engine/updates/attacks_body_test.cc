@@ -72,14 +72,15 @@ std::string Zstd(const std::string& gaps, const std::string& symbols, uint64_t g
   return out.Take();
 }
 
-// In mode 4: both non-zeros of v one ULP away from zero.
-std::string Mixed() {
+// Both non-zeros of v one ULP away from zero.
+std::string Payload(Mode mode) {
   const std::vector<uint32_t> before = {0x3f800000, 0, 0x40000000, 0x80000000},
                               after = {0x3f800001, 0, 0x40000001, 0x80000000};
   EventCounts counts;
-  const std::string record = EncodeSegment(ElementKind::kFloat32, before.data(), after.data(), 4,
-                                           counts, {.modes = 1 << static_cast<int>(Mode::kMixed)})
-                                 .value();
+  const std::string record =
+      EncodeSegment(ElementKind::kFloat32, before.data(), after.data(), 4, counts,
+                    {.modes = static_cast<uint8_t>(1 << static_cast<int>(mode))})
+          .value();
   ByteReader reader(record);
   (void)reader.Varint("count", 4);
   (void)reader.Byte("mode");
@@ -184,9 +185,9 @@ INSTANTIATE_TEST_SUITE_P(
                kInvalid, "element 1 has two events"},
         Attack{"AnUnknownMode",
                [] {
-                 return OnV({{1, 6, "x"}});
+                 return OnV({{1, 7, "x"}});
                },
-               kInvalid, "mode 6 is not known"},
+               kInvalid, "mode 7 is not known"},
         Attack{"DropsInAModeForChanges",
                [] {
                  return OnV({kNone, {1, 4, "x"}});
@@ -273,14 +274,39 @@ INSTANTIATE_TEST_SUITE_P(
                kInvalid, "holds 0 events, announces 1"},
         Attack{"MixedCodeOfMoreEvents",
                [] {
-                 return OnV({{1, 4, Mixed()}});
+                 return OnV({{1, 4, Payload(Mode::kMixed)}});
                },
                kInvalid, "more events than the 1"},
         Attack{"MixedCodeThatGoesOn",
                [] {
-                 return OnV({{2, 4, Mixed() + "x"}});
+                 return OnV({{2, 4, Payload(Mode::kMixed) + "x"}});
                },
                kInvalid, "goes on after"},
+        Attack{"CountedRowsOfNoElements",
+               [] {
+                 return OnV({{1, 6, std::string("\0\0\0", 3)}});
+               },
+               kInvalid, "rows of no elements"},
+        Attack{"CountedOptionsThatAreNotKnown",
+               [] {
+                 return OnV({{1, 6, std::string("\4\x08\0", 3)}});
+               },
+               kInvalid, "options"},
+        Attack{"CountedCodeAboveItsPayload",
+               [] {
+                 return OnV({{1, 6, std::string("\4\0\x64x", 4)}});
+               },
+               kInvalid, "coded bits"},
+        Attack{"CountedCodeWithoutItsEvents",
+               [] {
+                 return OnV({{1, 6, std::string("\4\0\0", 3)}});
+               },
+               kInvalid, "holds 0 events, announces 1"},
+        Attack{"CountedCodeOfMoreEvents",
+               [] {
+                 return OnV({{1, 6, Payload(Mode::kCounted)}});
+               },
+               kInvalid, "more events than the 1"},
         Attack{"ClassCodeWithoutItsEvents",
                [] {
                  return OnV({{2, 3, std::string(40, '\xff')}});

@@ -59,7 +59,7 @@ TEST_P(GoldenTest, IsReadAndAppliedByteForByte) {
 
   ReceivePolicy policy;
   policy.trust.emplace();
-  for (const char* key : {"/golden.pub", "/golden_mixed.pub"})
+  for (const char* key : {"/golden.pub", "/golden_mixed.pub", "/golden_counted.pub"})
     policy.trust->keys.push_back(PublicKey::FromPem(Contents(kFolder + key)).value());
   policy.model = "golden";
   policy.now_seconds = 1'800'000'000;
@@ -87,7 +87,8 @@ INSTANTIATE_TEST_SUITE_P(
     Format1, GoldenTest,
     ::testing::Values(Golden{"v1_raw", 1, 0}, Golden{"v1_zstd", 2, 1}, Golden{"v1_range", 4, 2},
                       Golden{"v1_class_range", 12, 3}, Golden{"v1_smallest", 15, 3},
-                      Golden{"v1_mixed", 16 + 1, 4}, Golden{"v1_mixed_repeats", 32 + 1, 5}),
+                      Golden{"v1_mixed", 16 + 1, 4}, Golden{"v1_mixed_repeats", 32 + 1, 5},
+                      Golden{"v1_counted", 64 + 1, 6}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -6,13 +6,16 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <random>
 #include <utility>
 #include <vector>
 
 #include "engine/updates/bytes.h"
+#include "engine/updates/counted_model.h"
 #include "engine/updates/nonzero_bits.h"
 #include "engine/updates/packed_segment.h"
+#include "engine/updates/word_coder.h"
 #include "tests/engine/updates/random_weights.h"
 
 namespace espalier::updates {
@@ -76,7 +79,9 @@ class SegmentCodecTest : public ::testing::Test {
                                                   {16 + 1, 10},
                                                   {32 + 1, 10},
                                                   {32 + 1, 100'000},
-                                                  {63, 10}}) {
+                                                  {64 + 1, 1},
+                                                  {64 + 1, 10},
+                                                  {127, 10}}) {
       const std::string record = Encode(pair, {.modes = modes, .row_elements = row_elements});
       if (pair.before == pair.after) {
         EXPECT_EQ(record, "");
@@ -240,6 +245,67 @@ TEST(SegmentCodecSizeTest, RowsAndColumnsPredictChanges) {
   };
   EXPECT_LT(bytes(16), 0.9 * static_cast<double>(bytes(15)));
   EXPECT_EQ(bytes(63), bytes(16));
+}
+
+// Columns that rarely move beside others that often do, by steps of an ULP: what a count sees sooner
+// than the last few flags do.
+TEST(SegmentCodecSizeTest, HowOftenAColumnChangedPredictsItsChanges) {
+  auto pair = MakePair<BFloat16Element>(
+      200'000, 11, {.zeros = 0, .changes = 0, .drops = 0, .grows = 0, .flips = 0, .arbitrary = 0});
+  std::mt19937_64 random(12);
+  bool often[100];
+  for (bool& column : often) column = random() % 10 == 0;
+  for (size_t i = 0; i < pair.before.size(); ++i) {
+    pair.before[i] = static_cast<uint16_t>((pair.before[i] & 0x807f) | 0x3c00);
+    const bool changes = random() % (often[i % 100] ? 4 : 100) == 0;
+    pair.after[i] = static_cast<uint16_t>(pair.before[i] + changes);
+  }
+  const auto bytes = [&](uint8_t modes) {
+    return SegmentCodecTest<BFloat16Element>::Encode(pair, {.modes = modes, .row_elements = 100})
+        .size();
+  };
+  EXPECT_LT(bytes(64), 0.97 * static_cast<double>(bytes(16)));
+  EXPECT_LT(bytes(64), 0.93 * static_cast<double>(bytes(15)));
+  EXPECT_EQ(bytes(127), bytes(64));
+}
+
+// Whatever an encoder chooses: it tells, and a decoder follows. Runs of changes make counts overflow.
+TYPED_TEST(SegmentCodecTest, CountedChangesAreReadBackWithEveryOption) {
+  using Bits = typename TypeParam::Bits;
+  constexpr uint32_t kWidth = 7, kRows = 600;
+  const auto changes_at = [](uint32_t row, uint32_t column) {
+    if (row % 5 == 4) return false;
+    return column == 0 || (column == 1 && row < 300) || (row * 31 + column * 17) % 11 == 0;
+  };
+  const auto old_bits = [](uint32_t row, uint32_t column) {
+    return static_cast<Bits>(TypeParam::Zero(false) + 1 + ((row * 131 + column * 37) & 0x7e));
+  };
+  for (uint64_t bits = 0; bits <= CountedOptions::kMostBits; ++bits) {
+    const auto options = CountedOptions::FromBits(bits);
+    ASSERT_EQ(options.bits(), bits);
+    const auto visit = [&](auto& coder, auto each) {
+      const auto model = std::make_unique<CountedChanges<TypeParam>>(kWidth, options);
+      for (uint32_t row = 0; row < kRows; ++row) {
+        if (!model->RowChanges(coder, row % 5 != 4)) continue;
+        for (uint32_t column = 0; column < kWidth; ++column) {
+          each(row, column,
+               model->Changes(coder, column, old_bits(row, column), changes_at(row, column)));
+        }
+      }
+    };
+    WordEncoder encoder;
+    visit(encoder, [](uint32_t, uint32_t, bool) {});
+    const std::string coded = encoder.TakeCoded();
+    // Decoded with no more than what the decoder is told.
+    WordDecoder decoder(coded, "");
+    int read = 0;
+    visit(decoder, [&](uint32_t row, uint32_t column, bool changed) {
+      ++read;
+      ASSERT_EQ(changed, changes_at(row, column)) << "options " << bits << ", row " << row;
+    });
+    EXPECT_EQ(read, static_cast<int>(kWidth * (options.rows ? kRows / 5 * 4 : kRows)));
+    EXPECT_TRUE(decoder.finished());
+  }
 }
 
 // Adam's first step of an embedding's row: one length in units of its own, whatever each weight's is.
