@@ -22,7 +22,6 @@ namespace espalier::updates {
 // What an encoder chooses and a record tells.
 struct CountedOptions {
   static constexpr uint64_t kMostBits = 7;
-  static constexpr std::array<uint64_t, 3> kEach = {4, 2, 1};
 
   bool repeats = false;  // steps often have the length of the one before
   bool rows = false;     // for each row a bit tells whether it has a change

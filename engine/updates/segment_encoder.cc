@@ -48,28 +48,21 @@ class ListEncoder {
   absl::StatusOr<Coding> Smallest(const std::vector<Event>& list) const {
     const size_t trial = std::min<size_t>(list.size(), kTrialEvents);
     std::optional<Coding> best;
-    // Whether it is the smallest so far.
-    const auto attempt = [&](Mode mode, CountedOptions counted) -> absl::StatusOr<bool> {
-      auto payload = Encode(mode, counted, list, trial);
-      if (!payload.ok()) return payload.status();
-      if (best && payload->size() >= best->payload.size()) return false;
-      best = Coding{mode, counted, *std::move(payload)};
-      return true;
-    };
     const int64_t looked_at = LookedAt(list);
     for (uint8_t m = 0; m < kModes; ++m) {
       const auto mode = static_cast<Mode>(m);
       if (!Allows(kind_, mode, options_)) continue;
       if (IsMixed(mode) && !IsQuick(mode, looked_at, list.size())) continue;
-      CountedOptions counted{.rows = true};
-      if (auto smaller = attempt(mode, counted); !smaller.ok()) return smaller.status();
-      if (mode != Mode::kCounted) continue;
-      for (const uint64_t option : CountedOptions::kEach) {
-        const auto other = CountedOptions::FromBits(counted.bits() ^ option);
-        const auto smaller = attempt(mode, other);
-        if (!smaller.ok()) return smaller.status();
-        if (*smaller) counted = other;
+      CountedOptions counted;
+      if (mode == Mode::kCounted) {
+        const auto chosen = ChooseCounted(list, std::min(trial, kCountedTrialEvents));
+        if (!chosen.ok()) return chosen.status();
+        counted = *chosen;
       }
+      auto payload = Encode(mode, counted, list, trial);
+      if (!payload.ok()) return payload.status();
+      if (best && payload->size() >= best->payload.size()) continue;
+      best = Coding{mode, counted, *std::move(payload)};
     }
     if (!best) return absl::InvalidArgumentError("no mode is allowed for this list");
     if (trial < list.size()) {
@@ -86,6 +79,22 @@ class ListEncoder {
   // non-zeros do not change: 5 to 11 % smaller than kClassRange at 7 to 30 looks an event, in 1 to
   // 1.5 times its time (updates_bench, MNIST and MiniLM in bf16, one step).
   static constexpr int64_t kMixedShare = 3, kCountedShare = 40;
+
+  // Each option by itself, when it makes the first `trial` events smaller.
+  absl::StatusOr<CountedOptions> ChooseCounted(const std::vector<Event>& list, size_t trial) const {
+    CountedOptions chosen{.rows = true};
+    size_t least = SIZE_MAX;
+    for (const uint64_t option : {0, 4, 2, 1}) {
+      const auto tried = CountedOptions::FromBits(chosen.bits() ^ option);
+      const auto payload = Encode(Mode::kCounted, tried, list, trial);
+      if (!payload.ok()) return payload.status();
+      if (payload->size() >= least) continue;
+      least = payload->size();
+      chosen = tried;
+    }
+    return chosen;
+  }
+  static constexpr size_t kCountedTrialEvents = kTrialEvents / 8;
 
   // Whether a mixed mode, which looks at each non-zero of the rows that change, is worth the time of
   // decoding it. Without the others it is always taken.
