@@ -103,8 +103,9 @@ void CheckTensor(const TensorDelta& delta, const std::vector<TensorDelta>& befor
     if (__builtin_mul_overflow(elements, dim, &elements)) elements = kMaxTensorBytes + 1;
     if (elements > kMaxTensorBytes) break;
   }
-  const bool sized = tensor.kind() == ElementKind::kByte || elements * size == tensor.bytes;
-  if (elements > kMaxTensorBytes || !sized) {
+  const bool sized = elements <= kMaxTensorBytes &&
+                     (tensor.kind() == ElementKind::kByte || elements * size == tensor.bytes);
+  if (!sized) {
     return reader.Fail(absl::StrCat("tensor ", tensor.ToString(), " has ", tensor.bytes,
                                     " bytes, which is not what its dims say"));
   }
