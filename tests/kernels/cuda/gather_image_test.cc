@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "tests/kernels/cuda/put_at_position.h"
 #include "tests/kernels/cuda/random_weight.h"
 #include "tests/kernels/cuda/unpack.h"
 
@@ -13,6 +14,7 @@ namespace espalier::kernels::cuda {
 namespace {
 
 using testing::DenseOf;
+using testing::PutAtPosition;
 using testing::RandomWeight;
 using testing::RandomWeightSpec;
 
@@ -31,18 +33,6 @@ struct Image {
   const uint16_t* units;
 };
 
-// Adds value at (row, position), which must be zero where the position holds no column or the row is beyond the last.
-void Put(const RandomWeightSpec& spec, const GatherImage& layout, int64_t row, int64_t position,
-         uint16_t value, std::vector<uint16_t>* dense) {
-  ASSERT_LT(position, layout.positions);
-  const int64_t column = position % layout.modulus;
-  if (position >= layout.wrapped || column >= spec.in || row >= spec.out) {
-    ASSERT_EQ(value, 0) << "row " << row << " position " << position;
-    return;
-  }
-  if (value != 0) (*dense)[row * spec.in + column] = value;
-}
-
 void CheckDiagonal(const RandomWeightSpec& spec) {
   const RandomWeight weight(spec);
   const Image image(weight);
@@ -53,8 +43,8 @@ void CheckDiagonal(const RandomWeightSpec& spec) {
         for (int d = 0; d < 4; ++d) {
           for (int half = 0; half < 2; ++half) {
             const int j = lane + 32 * half;
-            Put(spec, image.layout, tile * 64 + j, image.starts[u * 4 + d] + j,
-                image.units[u * 256 + lane * 8 + d * 2 + half], &dense);
+            PutAtPosition(spec, image.layout, tile * 64 + j, image.starts[u * 4 + d] + j,
+                          image.units[u * 256 + lane * 8 + d * 2 + half], &dense);
           }
         }
       }
@@ -90,7 +80,7 @@ TEST(GatherImageTest, RowsOfCsrAreWhole) {
           for (int lane = 0; lane < 32; ++lane) {
             const uint16_t* words = image.units + u * 256 + lane * 8;
             for (int e = 0; e < 4; ++e)
-              Put(spec, image.layout, tile * 32 + lane, words[e], words[4 + e], &dense);
+              PutAtPosition(spec, image.layout, tile * 32 + lane, words[e], words[4 + e], &dense);
           }
         }
       }

@@ -8,6 +8,7 @@
 #include <set>
 #include <vector>
 
+#include "tests/kernels/cuda/put_at_position.h"
 #include "tests/kernels/cuda/random_weight.h"
 #include "tests/kernels/cuda/unpack.h"
 
@@ -15,6 +16,7 @@ namespace espalier::kernels::cuda {
 namespace {
 
 using testing::DenseOf;
+using testing::PutAtPosition;
 using testing::RandomWeight;
 using testing::RandomWeightSpec;
 
@@ -34,26 +36,13 @@ struct Image {
   std::vector<char> bytes;
 };
 
-// Which value of x lane 16 · half + k fetches for row j, and where lanes keep the weight that meets it: word and half of
-// it, by the rules of the header, lane by lane.
+// Of 16 rows the one whose weights a lane holds, and the parity of the products that they are for: by the header's rule.
 struct Lane {
   int row, parity;
 };
 Lane LaneRule(int lane) {
   const int g = lane / 4, q = lane % 4;
   return {q / 2 * 8 + g, (q ^ g / 4) % 2};
-}
-
-// Adds value at (row, position), which must be zero where the position holds no column or the row is beyond the last.
-void Put(const RandomWeightSpec& spec, const GatherImage& layout, int64_t row, int64_t position,
-         uint16_t value, std::vector<uint16_t>* dense) {
-  ASSERT_LT(position, layout.positions);
-  const int64_t column = position % layout.modulus;
-  if (position >= layout.wrapped || column >= spec.in || row >= spec.out) {
-    ASSERT_EQ(value, 0) << "row " << row << " position " << position;
-    return;
-  }
-  if (value != 0) (*dense)[row * spec.in + column] = value;
 }
 
 std::vector<uint16_t> UnpackDiagonals(const RandomWeightSpec& spec, const Image& image) {
@@ -70,7 +59,7 @@ std::vector<uint16_t> UnpackDiagonals(const RandomWeightSpec& spec, const Image&
             const int row = 16 * u + rule.row;
             const auto value = image.At<uint16_t>(image.layout.units_offset + unit * size_t{512},
                                                   lane * 8 + u * 2 + half);
-            Put(spec, image.layout, tile * 64 + row, start + row, value, &dense);
+            PutAtPosition(spec, image.layout, tile * 64 + row, start + row, value, &dense);
           }
         }
       }
@@ -95,8 +84,8 @@ std::vector<uint16_t> UnpackCsr(const RandomWeightSpec& spec, const Image& image
           for (int half = 0; half < 2; ++half) {
             const int fetcher = 16 * half + (rule.row ^ product % 2 * 4);
             const int64_t row = image.At<int32_t>(image.layout.starts_offset, tile * 16 + rule.row);
-            Put(spec, image.layout, row, position(fetcher, product),
-                image.At<uint16_t>(at, lane * 4 + product / 2 * 2 + half), &dense);
+            PutAtPosition(spec, image.layout, row, position(fetcher, product),
+                          image.At<uint16_t>(at, lane * 4 + product / 2 * 2 + half), &dense);
           }
         }
       }
