@@ -124,8 +124,7 @@ void Verify(Planned& planned, const std::vector<float>& dense, const std::vector
   for (const int64_t token : {int64_t{0}, batch / 2, batch - 1}) {
     const std::vector<float> x_row(x.begin() + token * size, x.begin() + (token + 1) * size);
     const std::vector<float> y_row(y + token * size, y + (token + 1) * size);
-    const std::string wrong =
-        testing::CompareWithReference(weight, x_row, 1, nullptr, {}, y_row);
+    const std::string wrong = testing::CompareWithReference(weight, x_row, 1, nullptr, {}, y_row);
     if (!wrong.empty()) Fail(wrong);
   }
 }
