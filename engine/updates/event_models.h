@@ -109,7 +109,7 @@ class GrowModel {
       coder.Bit(exponent_[node], set);
       node = 2 * node + set;
     }
-    AdaptiveBit* const top = top_[node - (1u << kExponent)];
+    Tops& top = TopsOf(node - (1u << kExponent));
     node = 1;
     for (int i = 1; i <= kTop; ++i) {
       const bool set = bits >> (Element::kMantissaBits - i) & 1;
@@ -124,7 +124,8 @@ class GrowModel {
     uint32_t exponent = 1, mantissa = 1;
     for (int i = 0; i < kExponent; ++i) exponent = 2 * exponent + coder.Bit(exponent_[exponent]);
     exponent -= 1u << kExponent;
-    for (int i = 0; i < kTop; ++i) mantissa = 2 * mantissa + coder.Bit(top_[exponent][mantissa]);
+    Tops& top = TopsOf(exponent);
+    for (int i = 0; i < kTop; ++i) mantissa = 2 * mantissa + coder.EvenBit(top[mantissa]);
     mantissa -= 1u << kTop;
     if (kRaw > 0) mantissa = mantissa << kRaw | coder.Direct(kRaw);
     return (Element::kSigned ? sign << (Element::kBits - 1) : 0) |
@@ -135,10 +136,16 @@ class GrowModel {
   static constexpr int kExponent = Element::kExponentBits;
   static constexpr int kTop = 7;
   static constexpr int kRaw = Element::kMantissaBits - kTop;
+  using Tops = std::array<AdaptiveBit, 1 << kTop>;
+
+  Tops& TopsOf(uint32_t exponent) {
+    if (!tops_[exponent]) tops_[exponent] = std::make_unique<Tops>();
+    return *tops_[exponent];
+  }
 
   AdaptiveBit negative_;
   AdaptiveBit exponent_[1 << kExponent];
-  AdaptiveBit top_[1 << kExponent][1 << kTop];
+  std::unique_ptr<Tops> tops_[1 << kExponent];  // those that are met: few
 };
 
 }  // namespace espalier::updates

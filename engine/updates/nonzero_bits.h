@@ -19,6 +19,14 @@ template <typename Element>
 std::vector<uint64_t> DifferentBits(const typename Element::Bits* a,
                                     const typename Element::Bits* b, int64_t count);
 
+// Copies the elements whose bits are set to `to`, one behind the other; `to` need not be aligned. Returns their end.
+template <typename Bits>
+char* Compact(const std::vector<uint64_t>& words, const Bits* elements, char* to);
+
+// The vectors that all of this is done with: the widest that the processor has, up to `most`. For tests.
+enum class Vectors : uint8_t { kNone, kAvx2, kAvx512 };
+Vectors LimitVectors(Vectors most);
+
 // Set bits of a word. std::popcount calls a function where the build is for any x86-64, and was a
 // fifth of decoding a small delta of a sparse model.
 constexpr int BitsIn(uint64_t word) {
@@ -45,37 +53,5 @@ bool VisitBits(const std::vector<uint64_t>& words, int64_t begin, int64_t end, V
   }
   return true;
 }
-
-// Walks the set bits (or, with kSet false, the clear bits below `count`) in order: position of the
-// rank-th one, for ranks that rise from call to call. O(words) for a whole walk.
-template <bool kSet>
-class RankWalker {
- public:
-  RankWalker(const std::vector<uint64_t>& words, int64_t count) : words_(words), count_(count) {}
-  // The rank-th bit must exist.
-  int64_t PositionOf(int64_t rank) {
-    for (;;) {
-      const int here = BitsIn(Word(word_));
-      if (rank < before_ + here) break;
-      before_ += here;
-      ++word_;
-    }
-    uint64_t word = Word(word_);
-    for (int64_t skip = rank - before_; skip > 0; --skip) word &= word - 1;
-    return static_cast<int64_t>(word_) * 64 + std::countr_zero(word);
-  }
-
- private:
-  uint64_t Word(size_t index) const {
-    if constexpr (kSet) return words_[index];
-    const int64_t left = count_ - static_cast<int64_t>(index) * 64;
-    return ~words_[index] & (left >= 64 ? ~uint64_t{0} : (uint64_t{1} << left) - 1);
-  }
-
-  const std::vector<uint64_t>& words_;
-  int64_t count_;
-  size_t word_ = 0;
-  int64_t before_ = 0;  // bits of this kind in the words before word_
-};
 
 }  // namespace espalier::updates

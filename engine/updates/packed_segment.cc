@@ -5,7 +5,7 @@
 namespace espalier::updates {
 namespace {
 
-constexpr int64_t kPiece = 32 << 10;  // elements
+constexpr int64_t kPiece = 8 << 10;  // elements
 
 }  // namespace
 
@@ -33,28 +33,23 @@ void PackedSegment::AppendElements(const typename Element::Bits* elements, int64
   using Bits = typename Element::Bits;
   const std::vector<uint64_t> nonzero = NonzeroBits<Element>(elements, count);
   const std::vector<uint64_t> present = NonzeroBits<PlainElement<Bits>>(elements, count);
-  size_t rank = elements_.size() / sizeof(Bits);
-  const auto more = static_cast<size_t>(CountBits(nonzero));
+  const size_t known = elements_.size() / sizeof(Bits), first = before_.size();
+  size_t rank = known;
+  before_.resize(first + nonzero.size());
+  negative_.resize(first + nonzero.size());
+  for (size_t word = 0; word < nonzero.size(); ++word) {
+    before_[first + word] = static_cast<uint32_t>(rank);
+    negative_[first + word] = present[word] & ~nonzero[word];
+    rank += static_cast<size_t>(BitsIn(nonzero[word]));
+  }
+  nonzero_.insert(nonzero_.end(), nonzero.begin(), nonzero.end());
   // Once, as if the rest were like the beginning: growing by doubling would take half as much again.
   if (size_ == 0) {
     const auto all = static_cast<size_t>(expected_), here = static_cast<size_t>(count);
-    elements_.reserve(sizeof(Bits) * std::min(all, more * (all / here + 1) * 9 / 8 + 64));
+    elements_.reserve(sizeof(Bits) * std::min(all, rank * (all / here + 1) * 9 / 8 + 64));
   }
-  elements_.resize((rank + more) * sizeof(Bits));
-  auto* to = reinterpret_cast<Bits*>(elements_.data());
-  for (size_t word = 0; word < nonzero.size(); ++word) {
-    nonzero_.push_back(nonzero[word]);
-    negative_.push_back(present[word] & ~nonzero[word]);
-    before_.push_back(static_cast<uint32_t>(rank));
-    const Bits* from = elements + 64 * word;
-    if (nonzero[word] == ~uint64_t{0}) {
-      std::memcpy(to + rank, from, 64 * sizeof(Bits));
-      rank += 64;
-      continue;
-    }
-    for (uint64_t left = nonzero[word]; left != 0; left &= left - 1)
-      to[rank++] = from[std::countr_zero(left)];
-  }
+  elements_.resize(rank * sizeof(Bits));
+  Compact(nonzero, elements, elements_.data() + known * sizeof(Bits));
   size_ += count;
 }
 

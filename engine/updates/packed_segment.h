@@ -5,8 +5,8 @@
 // Memory   Of n elements 5 n / 16 bytes, and the non-zeros.
 #pragma once
 
+#include <bit>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "engine/updates/elements.h"
@@ -27,10 +27,13 @@ class PackedSegment {
   void Append(const void* elements, int64_t count);
 
   int64_t size() const { return size_; }
+  int64_t nonzeros() const { return static_cast<int64_t>(elements_.size()) / SizeOf(kind_); }
   // [begin, end), with their zeros.
   void Unpack(int64_t begin, int64_t end, void* to) const;
   // Bit i: element i has a magnitude other than 0.
   const std::vector<uint64_t>& nonzero() const { return nonzero_; }
+  // Non-zeros before each word of these.
+  const std::vector<uint32_t>& before() const { return before_; }
 
   // `Element`: of the segment's kind.
   template <typename Element>
@@ -69,6 +72,31 @@ class PackedSegment {
   std::vector<uint64_t> nonzero_, negative_;  // which elements are non-zeros, which are −0
   std::vector<uint32_t> before_;              // non-zeros before each word
   std::vector<char> elements_;                // the non-zeros
+};
+
+// Walks a segment's non-zeros (or, with kSet false, its zeros) in order: position of the rank-th one, for
+// ranks that rise from call to call. O(words) for a whole walk.
+template <bool kSet>
+class RankWalker {
+ public:
+  explicit RankWalker(const PackedSegment& segment) : segment_(segment) {}
+  // The rank-th one must exist.
+  int64_t PositionOf(int64_t rank) {
+    while (word_ + 1 < segment_.before().size() && Before(word_ + 1) <= rank) ++word_;
+    uint64_t word = segment_.nonzero()[word_];
+    if (!kSet) word = ~word;
+    for (int64_t skip = rank - Before(word_); skip > 0; --skip) word &= word - 1;
+    return static_cast<int64_t>(word_) * 64 + std::countr_zero(word);
+  }
+
+ private:
+  int64_t Before(size_t word) const {
+    const int64_t nonzeros = segment_.before()[word];
+    return kSet ? nonzeros : static_cast<int64_t>(64 * word) - nonzeros;
+  }
+
+  const PackedSegment& segment_;
+  size_t word_ = 0;
 };
 
 }  // namespace espalier::updates

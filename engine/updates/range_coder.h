@@ -219,7 +219,11 @@ class AdaptiveNumber {
       if (!coder.Bit(flags_[i])) return DecodeTail(coder, i);
     }
     uint32_t node = 1;
-    for (int bit = 0; bit < kTreeBits; ++bit) node = 2 * node + coder.Bit(lengths_[node]);
+    // Of numbers that are alike the high bits are, too.
+    for (int bit = 0; bit < kTreeBits; ++bit) {
+      AdaptiveBit& model = lengths_[node];
+      node = 2 * node + (bit < 2 ? coder.Bit(model) : coder.EvenBit(model));
+    }
     return DecodeTail(coder, static_cast<int>(node - (1u << kTreeBits)) + kFlags);
   }
 

@@ -63,7 +63,7 @@ class SegmentDecoder {
  public:
   using Bits = typename Element::Bits;
   explicit SegmentDecoder(const PackedSegment& base)
-      : base_(base), count_(base.size()), nonzeros_(CountBits(base.nonzero())) {}
+      : base_(base), count_(base.size()), nonzeros_(base.nonzeros()) {}
 
   absl::Status Decode(const ListRecords& lists, std::vector<Edit>& edits, EventCounts& counts) {
     if (auto status = CheckCounts(lists); !status.ok()) return status;
@@ -123,9 +123,8 @@ class SegmentDecoder {
   }
 
   // --- what each event does, checked --------------------------------------------------------------
-  absl::Status Add(EventKind kind, uint32_t position, Bits new_bits,
+  absl::Status Add(EventKind kind, uint32_t position, Bits old_bits, Bits new_bits,
                    std::vector<Edit>& edits) const {
-    const Bits old_bits = Old(position);
     edits.push_back({position, old_bits, new_bits});
     if (new_bits != old_bits && Element::IsZero(new_bits) == MakesZero(kind))
       return absl::OkStatus();
@@ -136,17 +135,16 @@ class SegmentDecoder {
   static bool MakesZero(EventKind kind) {
     return kind == EventKind::kDrop || kind == EventKind::kFlip;
   }
-  absl::Status AddOrder(uint32_t position, int64_t order, std::vector<Edit>& edits) const {
+  absl::Status AddOrder(uint32_t position, Bits old_bits, int64_t order,
+                        std::vector<Edit>& edits) const {
     if (!Element::IsOrder(order)) {
       return Refused(EventKind::kChange, absl::StrCat("element ", position,
                                                       " would leave the range of its type or "
                                                       "become zero"));
     }
-    return Add(EventKind::kChange, position, Element::FromOrder(order), edits);
+    return Add(EventKind::kChange, position, old_bits, Element::FromOrder(order), edits);
   }
-  Bits Flipped(uint32_t position) const {
-    return Element::Zero(!Element::IsNegative(Old(position)));
-  }
+  static Bits Flipped(Bits old_bits) { return Element::Zero(!Element::IsNegative(old_bits)); }
 
   // --- modes in which events are ranked among all non-zeros, or zeros ------------------------------
   absl::Status DecodeRanks(EventKind kind, const ListRecord& list, std::vector<Edit>& edits) {
@@ -157,7 +155,7 @@ class SegmentDecoder {
 
   template <bool kSet>
   absl::Status DecodeRanksAt(EventKind kind, const ListRecord& list, std::vector<Edit>& edits) {
-    RankWalker<kSet> walker(base_.nonzero(), count_);
+    RankWalker<kSet> walker(base_);
     switch (list.mode) {
       case Mode::kRaw:
         return DecodeRaw(kind, list, walker, edits);
@@ -198,18 +196,19 @@ class SegmentDecoder {
       if (auto status = CheckRank(kind, i, rank, least); !status.ok()) return status;
       least = rank + 1;
       const auto position = static_cast<uint32_t>(walker.PositionOf(rank));
+      const Bits old_bits = Old(position);
       Bits new_bits = 0;
       if (value) {
         new_bits = static_cast<Bits>(*reader.LittleEndian("value", sizeof(Bits)));
       } else if (kind == EventKind::kFlip) {
-        new_bits = Flipped(position);
+        new_bits = Flipped(old_bits);
       } else {
         const uint8_t negative = *reader.Byte("sign");
         if (negative > 1)
           return Refused(kind, absl::StrCat("sign ", negative, ", expected 0 or 1"));
         new_bits = Element::Zero(negative);
       }
-      if (auto status = Add(kind, position, new_bits, edits); !status.ok()) return status;
+      if (auto status = Add(kind, position, old_bits, new_bits, edits); !status.ok()) return status;
     }
     return absl::OkStatus();
   }
@@ -244,28 +243,31 @@ class SegmentDecoder {
       if (auto status = CheckRank(kind, i, rank, least); !status.ok()) return status;
       least = rank + 1;
       const auto position = static_cast<uint32_t>(walker.PositionOf(rank));
-      if (auto status = ZstdSymbol(kind, position, symbols, edits); !status.ok()) return status;
+      const Bits old_bits = Old(position);
+      if (auto status = ZstdSymbol(kind, position, old_bits, symbols, edits); !status.ok())
+        return status;
     }
     if (auto status = gaps.End("gaps"); !status.ok()) return Refused(kind, status.message());
     if (auto status = symbols.End("symbols"); !status.ok()) return Refused(kind, status.message());
     return absl::OkStatus();
   }
 
-  absl::Status ZstdSymbol(EventKind kind, uint32_t position, ByteReader& symbols,
+  absl::Status ZstdSymbol(EventKind kind, uint32_t position, Bits old_bits, ByteReader& symbols,
                           std::vector<Edit>& edits) const {
-    if (kind == EventKind::kFlip) return Add(kind, position, Flipped(position), edits);
+    if (kind == EventKind::kFlip) return Add(kind, position, old_bits, Flipped(old_bits), edits);
     if (kind == EventKind::kChange) {
       const auto zigzag = symbols.Varint("step", uint64_t{1} << 34);
       if (!zigzag.ok()) return Refused(kind, zigzag.status().message());
       const int64_t step = static_cast<int64_t>(*zigzag >> 1) ^ -static_cast<int64_t>(*zigzag & 1);
-      const int64_t from = Element::OrderOf(Old(position));
-      return AddOrder(position, from < 0 ? from - step : from + step, edits);
+      const int64_t from = Element::OrderOf(old_bits);
+      return AddOrder(position, old_bits, from < 0 ? from - step : from + step, edits);
     }
     const auto value = symbols.LittleEndian("value", kind == EventKind::kDrop ? 1 : sizeof(Bits));
     if (!value.ok()) return Refused(kind, value.status().message());
-    if (kind == EventKind::kGrow) return Add(kind, position, static_cast<Bits>(*value), edits);
+    if (kind == EventKind::kGrow)
+      return Add(kind, position, old_bits, static_cast<Bits>(*value), edits);
     if (*value > 1) return Refused(kind, absl::StrCat("sign ", *value, ", expected 0 or 1"));
-    return Add(kind, position, Element::Zero(*value != 0), edits);
+    return Add(kind, position, old_bits, Element::Zero(*value != 0), edits);
   }
 
   // --- range coded ---------------------------------------------------------------------------------
@@ -274,22 +276,21 @@ class SegmentDecoder {
     DropModel drop;
     std::unique_ptr<GrowModel<Element>> grow;
   };
-  absl::Status RangeSymbol(EventKind kind, uint32_t position, RangeDecoder& coder, Symbols& models,
-                           std::vector<Edit>& edits) const {
+  absl::Status RangeSymbol(EventKind kind, uint32_t position, Bits old_bits, RangeDecoder& coder,
+                           Symbols& models, std::vector<Edit>& edits) const {
     switch (kind) {
       case EventKind::kChange:
-        return AddOrder(position, models.change.Decode(coder, position, Old(position)), edits);
+        return AddOrder(position, old_bits, models.change.Decode(coder, position, old_bits), edits);
       case EventKind::kDrop:
-        return Add(kind, position,
-                   Element::Zero(models.drop.Decode(coder, Element::IsNegative(Old(position)))),
-                   edits);
+        return Add(kind, position, old_bits,
+                   Element::Zero(models.drop.Decode(coder, Element::IsNegative(old_bits))), edits);
       case EventKind::kGrow:
         if (!models.grow) models.grow = std::make_unique<GrowModel<Element>>();
-        return Add(kind, position, static_cast<Bits>(models.grow->Decode(coder)), edits);
+        return Add(kind, position, old_bits, static_cast<Bits>(models.grow->Decode(coder)), edits);
       case EventKind::kFlip:
         break;
     }
-    return Add(kind, position, Flipped(position), edits);
+    return Add(kind, position, old_bits, Flipped(old_bits), edits);
   }
 
   template <typename Coder>
@@ -312,7 +313,8 @@ class SegmentDecoder {
       if (auto status = CheckRank(kind, i, rank, least); !status.ok()) return status;
       least = rank + 1;
       const auto position = static_cast<uint32_t>(walker.PositionOf(rank));
-      if (auto status = RangeSymbol(kind, position, coder, symbols, edits); !status.ok())
+      const Bits old_bits = Old(position);
+      if (auto status = RangeSymbol(kind, position, old_bits, coder, symbols, edits); !status.ok())
         return status;
       if (coder.overrun()) break;
     }
@@ -366,10 +368,8 @@ class SegmentDecoder {
                                 absl::StrCat("more events than the ", count, " that it announces"));
               return false;
             }
-            failure = AddOrder(
-                position,
-                Element::OrderOf(old_bits) + steps.Step(coder, column, position, old_bits, 0),
-                edits);
+            const int64_t step = steps.Step(coder, column, position, old_bits, 0);
+            failure = AddOrder(position, old_bits, Element::OrderOf(old_bits) + step, edits);
             looking = coder;
             return failure.ok();
           });
@@ -399,7 +399,8 @@ class SegmentDecoder {
   };
 
   // An element of a class whose `left` is 0.
-  absl::Status Arrive(ClassStream& stream, uint32_t position, uint32_t element_class) {
+  absl::Status Arrive(ClassStream& stream, uint32_t position, Bits old_bits) {
+    const uint32_t element_class = Element::ClassOf(old_bits);
     if (!stream.models[element_class]) {
       stream.models[element_class] = std::make_unique<GapModel>();
       stream.ReadGap(element_class);
@@ -412,8 +413,8 @@ class SegmentDecoder {
       return Refused(stream.kind,
                      absl::StrCat("more events than the ", stream.count, " that it announces"));
     }
-    if (auto status =
-            RangeSymbol(stream.kind, position, stream.coder, stream.symbols, *stream.edits);
+    if (auto status = RangeSymbol(stream.kind, position, old_bits, stream.coder, stream.symbols,
+                                  *stream.edits);
         !status.ok()) {
       return status;
     }
@@ -430,7 +431,7 @@ class SegmentDecoder {
       for (ClassStream* stream : streams) {
         if (stream->left[element_class] != 0) {
           --stream->left[element_class];
-        } else if (failure = Arrive(*stream, position, element_class); !failure.ok()) {
+        } else if (failure = Arrive(*stream, position, old_bits); !failure.ok()) {
           return false;
         }
       }

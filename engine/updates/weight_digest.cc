@@ -30,22 +30,11 @@ absl::string_view Present(const uint8_t* bytes, int64_t count, std::string& buff
   buffer.resize(std::max(buffer.size(),
                          1 + static_cast<size_t>((count + 7) / 8 + count * int64_t{sizeof(Bits)})));
   buffer[0] = '\0';
-  auto* out = reinterpret_cast<uint8_t*>(buffer.data()) + 1;
+  char* out = buffer.data() + 1;
   for (size_t byte = 0; byte < static_cast<size_t>((count + 7) / 8); ++byte)
-    *out++ = static_cast<uint8_t>(present[byte / 8] >> (8 * (byte % 8)));
-  for (size_t word = 0; word < present.size(); ++word) {
-    const Bits* from = elements + 64 * word;
-    if (present[word] == ~uint64_t{0}) {
-      std::memcpy(out, from, 64 * sizeof(Bits));
-      out += 64 * sizeof(Bits);
-      continue;
-    }
-    for (uint64_t left = present[word]; left != 0; left &= left - 1) {
-      std::memcpy(out, from + std::countr_zero(left), sizeof(Bits));
-      out += sizeof(Bits);
-    }
-  }
-  return {buffer.data(), static_cast<size_t>(reinterpret_cast<char*>(out) - buffer.data())};
+    *out++ = static_cast<char>(present[byte / 8] >> (8 * (byte % 8)));
+  const char* end = Compact(present, elements, out);
+  return {buffer.data(), static_cast<size_t>(end - buffer.data())};
 }
 
 Digest DigestOfTensor(const TensorInfo& tensor, const Digest& root) {
