@@ -41,17 +41,10 @@ class ExecutorModel : public PreparedModel {
     return executor_->Run(static_cast<Running&>(state).state(), program_.batched ? batch : 1);
   }
 
-  absl::Status Edit(absl::Span<const TensorEdit> edits, const formats::WeightSource& after) final {
-    WeightEditor editor(program_, planned_, device_, options_, after,
-                        [this](int value) { return ConstantMemory(value); });
-    for (const TensorEdit& edit : edits) {
-      if (absl::Status status = editor.Apply(edit); !status.ok()) return status;
-    }
-    if (!editor.rebuilt()) return absl::OkStatus();
-    bytes_.resident -= planned_.plan.weight_bytes;
-    planned_.plan.weight_bytes = planned_.weight_bytes();
-    bytes_.resident += planned_.plan.weight_bytes;
-    return executor_->Rebind(planned_.Bindings());
+  absl::StatusOr<std::unique_ptr<WeightEdits>> BeginEdit(const formats::WeightSource& after) final {
+    return std::make_unique<WeightEditor>(
+        program_, planned_, device_, options_, after,
+        [this](int value) { return ConstantMemory(value); }, [this] { return Rebind(); });
   }
 
  protected:
@@ -84,6 +77,14 @@ class ExecutorModel : public PreparedModel {
    private:
     std::unique_ptr<State> state_;
   };
+
+  // Weights were built anew, so that they have other views.
+  absl::Status Rebind() {
+    bytes_.resident -= planned_.plan.weight_bytes;
+    planned_.plan.weight_bytes = planned_.weight_bytes();
+    bytes_.resident += planned_.plan.weight_bytes;
+    return executor_->Rebind(planned_.Bindings());
+  }
 
   WeightBytes bytes_;
 

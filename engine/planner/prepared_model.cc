@@ -46,6 +46,16 @@ class Model final : public ExecutorModel<graph::Executor, graph::ExecutorState> 
 
 }  // namespace
 
+absl::Status PreparedModel::Edit(absl::Span<const TensorEdit> edits,
+                                 const formats::WeightSource& after) {
+  auto editing = BeginEdit(after);
+  if (!editing.ok()) return editing.status();
+  for (const TensorEdit& edit : edits) {
+    if (absl::Status status = (*editing)->Apply(edit); !status.ok()) return status;
+  }
+  return (*editing)->Finish();
+}
+
 WeightBytes CountWeights(const graph::Program& program, const ModelPlan& plan) {
   WeightBytes bytes = {plan.weight_bytes, plan.dense_bytes};
   absl::flat_hash_set<std::string> weights;

@@ -99,16 +99,17 @@ class PreparedModel {
     return absl::UnimplementedError("this model cannot be cloned");
   }
 
-  // Brings the weights to what `after` says, `edits` being all that differs: in place where the
-  // layout has room for it, else by building that one weight anew from `after`. Nothing runs on the
-  // model meanwhile; its states stay valid. FailedPrecondition when an element that is replaced is not
+  // Brings the weights to what `after` says, the edits being all that differs: in place where the
+  // layout has room for it, else by building that one weight anew from `after`, which outlives them. Nothing
+  // runs on the model meanwhile; its states stay valid. FailedPrecondition when an element that is replaced is not
   // what the edit says it was; Unimplemented when a changed tensor went through more than a layout on
-  // its way into the model: prepare the model from the new weights then. After any error the model is
-  // not to be used.
-  virtual absl::Status Edit(absl::Span<const TensorEdit> /*edits*/,
-                            const formats::WeightSource& /*after*/) {
+  // its way into the model: prepare the model from the new weights then.
+  virtual absl::StatusOr<std::unique_ptr<WeightEdits>> BeginEdit(
+      const formats::WeightSource& /*after*/) {
     return absl::UnimplementedError("this model's weights cannot be edited");
   }
+  // The same, with edits that are all there.
+  absl::Status Edit(absl::Span<const TensorEdit> edits, const formats::WeightSource& after);
 };
 
 class ExecutionState {

@@ -21,6 +21,24 @@ class State final : public ExecutionState {
   const int replica_;
 };
 
+// The same, of every replica.
+struct Edits final : WeightEdits {
+  std::vector<std::unique_ptr<WeightEdits>> replicas;
+
+  absl::Status Apply(const TensorEdit& piece) override {
+    for (const auto& replica : replicas) {
+      if (absl::Status status = replica->Apply(piece); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+  absl::Status Finish() override {
+    for (const auto& replica : replicas) {
+      if (absl::Status status = replica->Finish(); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+};
+
 class ReplicatedModel final : public PreparedModel {
  public:
   ReplicatedModel(std::vector<std::unique_ptr<PreparedModel>> replicas, std::vector<int> placement)
@@ -75,12 +93,15 @@ class ReplicatedModel final : public PreparedModel {
     return std::make_unique<ReplicatedModel>(std::move(replicas), placement_);
   }
 
-  absl::Status Edit(absl::Span<const TensorEdit> edits,
-                    const formats::WeightSource& after) override {
+  absl::StatusOr<std::unique_ptr<WeightEdits>> BeginEdit(
+      const formats::WeightSource& after) override {
+    auto edits = std::make_unique<Edits>();
     for (const auto& replica : replicas_) {
-      if (absl::Status status = replica->Edit(edits, after); !status.ok()) return status;
+      auto begun = replica->BeginEdit(after);
+      if (!begun.ok()) return begun.status();
+      edits->replicas.push_back(*std::move(begun));
     }
-    return absl::OkStatus();
+    return edits;
   }
 
  private:

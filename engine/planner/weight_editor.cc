@@ -34,12 +34,6 @@ std::vector<ElementEdit> Transposed(absl::Span<const ElementEdit> edits, int64_t
   return turned;
 }
 
-// What is there once the edits are done, as edits that change nothing.
-std::vector<ElementEdit> AsDone(std::vector<ElementEdit> edits) {
-  for (ElementEdit& edit : edits) edit.old_bits = edit.new_bits;
-  return edits;
-}
-
 absl::Status In(const std::string& tensor, const absl::Status& status) {
   if (status.ok()) return status;
   return absl::Status(status.code(), absl::StrCat("tensor '", tensor, "': ", status.message()));
@@ -47,90 +41,103 @@ absl::Status In(const std::string& tensor, const absl::Status& status) {
 
 }  // namespace
 
-absl::Status WeightEditor::Apply(const TensorEdit& edit) {
-  const auto it = program_.initializers.find(edit.tensor);
+absl::Status WeightEditor::Begin(const std::string& tensor) {
+  const auto it = program_.initializers.find(tensor);
   if (it == program_.initializers.end() || it->second.derived ||
       (it->second.weights.empty() && it->second.values.empty())) {
-    return absl::UnimplementedError(
-        absl::StrCat("tensor '", edit.tensor,
-                     "' did not go into the model element by element; prepare it anew"));
+    return absl::UnimplementedError(absl::StrCat(
+        "tensor '", tensor, "' did not go into the model element by element; prepare it anew"));
   }
-  const graph::Initializer& initializer = it->second;
-  absl::Status status = Validate(edit, initializer);
-  for (const auto& use : initializer.weights) {
-    if (status.ok()) status = EditWeight(edit, initializer, use);
-  }
-  for (const auto& use : initializer.values) {
-    if (status.ok()) status = EditConstant(edit, initializer, use.index);
-  }
-  return In(edit.tensor, status);
+  const auto elements = ElementCount(it->second.shape);
+  if (!elements.ok()) return In(tensor, elements.status());
+  tensor_ = tensor;
+  initializer_ = &it->second;
+  elements_ = *elements;
+  last_ = -1;
+  return absl::OkStatus();
 }
 
-absl::Status WeightEditor::Validate(const TensorEdit& edit,
-                                    const graph::Initializer& initializer) const {
-  auto elements = ElementCount(initializer.shape);
-  if (!elements.ok()) return elements.status();
-  int64_t last = -1;
-  for (const ElementEdit& element : edit.elements) {
-    if (element.position <= last || element.position >= *elements) {
-      return absl::InvalidArgumentError(absl::StrCat("position ", element.position, " after ", last,
-                                                     ", of ", *elements,
+absl::Status WeightEditor::Apply(const TensorEdit& piece) {
+  if (initializer_ == nullptr || piece.tensor != tensor_) {
+    if (absl::Status status = RebuildUnfit(); !status.ok()) return status;
+    if (absl::Status status = Begin(piece.tensor); !status.ok()) return status;
+  }
+  absl::Status status = Validate(piece);
+  for (const auto& use : initializer_->weights) {
+    if (status.ok()) status = EditWeight(piece, use);
+  }
+  for (const auto& use : initializer_->values) {
+    if (status.ok()) status = EditConstant(piece, use.index);
+  }
+  return In(tensor_, status);
+}
+
+absl::Status WeightEditor::Finish() {
+  if (absl::Status status = RebuildUnfit(); !status.ok()) return status;
+  return rebuilt_ ? rebind_() : absl::OkStatus();
+}
+
+absl::Status WeightEditor::Validate(const TensorEdit& piece) {
+  for (const ElementEdit& element : piece.elements) {
+    if (element.position <= last_ || element.position >= elements_) {
+      return absl::InvalidArgumentError(absl::StrCat("position ", element.position, " after ",
+                                                     last_, ", of ", elements_,
                                                      " elements: positions must ascend"));
     }
-    last = element.position;
+    last_ = element.position;
   }
   return absl::OkStatus();
 }
 
-absl::Status WeightEditor::EditWeight(const TensorEdit& edit, const graph::Initializer& initializer,
-                                      const graph::Initializer::Use& use) {
-  PlannedWeight& weight = planned_.weights[use.index];
+absl::Status WeightEditor::EditWeight(const TensorEdit& piece, const graph::Initializer::Use& use) {
+  const PlannedWeight& weight = planned_.weights[use.index];
   const auto zeros =
       options_.deterministic ? ResidentWeight::Zeros::kAsEncoded : ResidentWeight::Zeros::kMayStay;
-  std::vector<bool> fits(weight.copies.size(), true);
-  const auto served = [&](absl::Span<const ElementEdit> piece) {
-    Edits edits = use.transposed ? Transposed(piece, initializer.shape[0], initializer.shape[1])
-                                 : Edits(piece.begin(), piece.end());
+  for (size_t first = 0; first < piece.elements.size(); first += kPieceEdits) {
+    const auto part = piece.elements.subspan(first, kPieceEdits);
+    Edits edits = use.transposed ? Transposed(part, initializer_->shape[0], initializer_->shape[1])
+                                 : Edits(part.begin(), part.end());
     weight.form.Apply(absl::MakeSpan(edits));
-    return edits;
-  };
-  for (size_t first = 0; first < edit.elements.size(); first += kPieceEdits) {
-    const Edits edits = served(edit.elements.subspan(first, kPieceEdits));
-    for (size_t i = 0; i < weight.copies.size(); ++i) {
-      const auto fit = weight.copies[i]->EditInPlace(edits, zeros, patcher_);
+    for (const auto& copy : weight.copies) {
+      const auto fit = copy->EditInPlace(edits, zeros, patcher_);
       if (!fit.ok()) return fit.status();
-      fits[i] = fits[i] && *fit;
+      if (!*fit) unfit_.insert(copy.get());
     }
   }
+  return absl::OkStatus();
+}
+
+absl::Status WeightEditor::RebuildUnfit() {
+  absl::Status status;
+  for (size_t i = 0; !unfit_.empty() && status.ok() && i < initializer_->weights.size(); ++i)
+    status = RebuildUnfit(initializer_->weights[i]);
+  return In(tensor_, status);
+}
+
+absl::Status WeightEditor::RebuildUnfit(const graph::Initializer::Use& use) {
+  const PlannedWeight& weight = planned_.weights[use.index];
   std::shared_ptr<const Tensor> dense;
-  for (size_t i = 0; i < weight.copies.size(); ++i) {
-    if (fits[i]) continue;
-    ResidentWeight& copy = *weight.copies[i];
+  for (const auto& copy : weight.copies) {
+    if (unfit_.erase(copy.get()) == 0) continue;
     if (dense == nullptr) {
-      auto read = ReadServed(edit.tensor, initializer, use.transposed, weight.form);
+      auto read = ReadServed(use.transposed, weight.form);
       if (!read.ok()) return read.status();
       dense = *std::move(read);
     }
     if (absl::Status status = CheckChoice(use.index, *dense); !status.ok()) return status;
-    if (absl::Status status = copy.Rebuild(dense->view()); !status.ok()) return status;
+    if (absl::Status status = copy->Rebuild(dense->view()); !status.ok()) return status;
     rebuilt_ = true;
-    for (size_t first = 0; first < edit.elements.size(); first += kPieceEdits) {
-      const auto done = copy.EditInPlace(AsDone(served(edit.elements.subspan(first, kPieceEdits))),
-                                         ResidentWeight::Zeros::kMayStay, patcher_);
-      if (!done.ok()) return done.status();
-    }
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<const Tensor>> WeightEditor::ReadServed(
-    const std::string& name, const graph::Initializer& initializer, bool transposed,
-    const ServedForm& form) const {
-  if (!after_.Has(name))
+    bool transposed, const ServedForm& form) const {
+  if (!after_.Has(tensor_))
     return absl::FailedPreconditionError("the new weights do not have this tensor");
-  auto tensor = Tensor::Allocate(initializer.dtype, initializer.shape);
+  auto tensor = Tensor::Allocate(initializer_->dtype, initializer_->shape);
   if (!tensor.ok()) return tensor.status();
-  if (absl::Status status = after_.Read(name, *tensor); !status.ok()) return status;
+  if (absl::Status status = after_.Read(tensor_, *tensor); !status.ok()) return status;
   if (transposed) {
     tensor = graph::TransposedMatrix(*tensor);
     if (!tensor.ok()) return tensor.status();
@@ -164,14 +171,13 @@ absl::Status WeightEditor::CheckChoice(int weight, const Tensor& dense) const {
   return absl::OkStatus();
 }
 
-absl::Status WeightEditor::EditConstant(const TensorEdit& edit,
-                                        const graph::Initializer& initializer, int value) {
+absl::Status WeightEditor::EditConstant(const TensorEdit& piece, int value) {
   const DType storage = program_.values[value].storage;
   const auto width = static_cast<int64_t>(SizeOf(storage));
-  for (size_t first = 0; first < edit.elements.size(); first += kPieceEdits) {
-    const auto piece = edit.elements.subspan(first, kPieceEdits);
-    Edits edits(piece.begin(), piece.end());
-    ServedForm{initializer.dtype, storage, false}.Apply(absl::MakeSpan(edits));
+  for (size_t first = 0; first < piece.elements.size(); first += kPieceEdits) {
+    const auto part = piece.elements.subspan(first, kPieceEdits);
+    Edits edits(part.begin(), part.end());
+    ServedForm{initializer_->dtype, storage, false}.Apply(absl::MakeSpan(edits));
     std::vector<kernels::ElementPatch> patches;
     for (const ElementEdit& element : edits)
       patches.push_back({element.position * width, element.old_bits, element.new_bits});

@@ -1,4 +1,4 @@
-// weight_editor.h — changed elements of a model's file, followed to where they serve: PreparedModel::Edit.
+// weight_editor.h — changed elements of a model's file, followed to where they serve: PreparedModel::BeginEdit.
 //
 //   initializer ──transposed──▶ weight ──ServedForm──▶ each resident copy: in place, else built anew
 //              └──converted──▶ constant: in place
@@ -7,11 +7,11 @@
 // choose the layout and kernel that it has: answers are those of a fresh load, bit for bit. Otherwise zeros may stay
 // stored, and a weight keeps its layout for good.
 //
-// Memory   A piece of the edits at a time, 5 MB, beside a weight that is built anew: dense.
+// Memory   A piece of the edits at a time, 5 MB; or a weight that is built anew: dense.
 #pragma once
 
 #include <functional>
-#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,37 +26,39 @@
 
 namespace espalier::planner {
 
-class WeightEditor {
+class WeightEditor final : public WeightEdits {
  public:
-  // Everything outlives it. `constant_memory`: where Program::values[i] is, on the device.
+  // Everything outlives it. `constant_memory`: where Program::values[i] is, on the device. `rebind` is called when weights
+  // were built anew, so that they have other views.
   WeightEditor(const graph::Program& program, PlannedModel& planned, const Device& device,
                const PrepareOptions& options, const formats::WeightSource& after,
-               std::function<void*(int)> constant_memory)
+               std::function<void*(int)> constant_memory, std::function<absl::Status()> rebind)
       : program_(program),
         planned_(planned),
         device_(device),
         options_(options),
         after_(after),
         constant_memory_(std::move(constant_memory)),
+        rebind_(std::move(rebind)),
         patcher_(device.AsCudaOrNull()) {}
 
-  // Errors as PreparedModel::Edit, with the tensor's name; InvalidArgument for positions that do not ascend within it.
-  absl::Status Apply(const TensorEdit& edit);
-  // Whether a weight was built anew, so that it has another view.
-  bool rebuilt() const { return rebuilt_; }
+  // Errors as PreparedModel::BeginEdit, with the tensor's name; InvalidArgument for positions that do not ascend within
+  // it.
+  absl::Status Apply(const TensorEdit& piece) override;
+  absl::Status Finish() override;
 
  private:
   using Edits = std::vector<sparse::ElementEdit>;
 
-  absl::Status Validate(const TensorEdit& edit, const graph::Initializer& initializer) const;
-  absl::Status EditWeight(const TensorEdit& edit, const graph::Initializer& initializer,
-                          const graph::Initializer::Use& use);
-  absl::Status EditConstant(const TensorEdit& edit, const graph::Initializer& initializer,
-                            int value);
+  absl::Status Begin(const std::string& tensor);
+  absl::Status Validate(const TensorEdit& piece);
+  absl::Status EditWeight(const TensorEdit& piece, const graph::Initializer::Use& use);
+  absl::Status EditConstant(const TensorEdit& piece, int value);
+  // Copies that have no room for all edits of the tensor.
+  absl::Status RebuildUnfit();
+  absl::Status RebuildUnfit(const graph::Initializer::Use& use);
   // The new weight, as it is multiplied.
-  absl::StatusOr<std::shared_ptr<const Tensor>> ReadServed(const std::string& name,
-                                                           const graph::Initializer& initializer,
-                                                           bool transposed,
+  absl::StatusOr<std::shared_ptr<const Tensor>> ReadServed(bool transposed,
                                                            const ServedForm& form) const;
   absl::Status CheckChoice(int weight, const Tensor& dense) const;
 
@@ -66,8 +68,15 @@ class WeightEditor {
   const PrepareOptions& options_;
   const formats::WeightSource& after_;
   const std::function<void*(int)> constant_memory_;
+  const std::function<absl::Status()> rebind_;
   MemoryPatcher patcher_;
   bool rebuilt_ = false;
+
+  // The tensor that is edited.
+  std::string tensor_;
+  const graph::Initializer* initializer_ = nullptr;  // null: none so far
+  int64_t elements_ = 0, last_ = -1;  // how many it has; the last position that was edited
+  std::set<ResidentWeight*> unfit_;
 };
 
 }  // namespace espalier::planner

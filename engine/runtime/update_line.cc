@@ -125,14 +125,16 @@ absl::Status UpdateLine::EditShadow(updates::VersionStore& store,
     shadow = {*std::move(clone), from};
   }
   const LaterWeights after([&] { return OpenWeights(store, number); });
+  const auto edits = shadow.model->BeginEdit(after);
+  if (!edits.ok()) return edits.status();
   for (;;) {
     const auto change = changes->Next();
     if (!change.ok()) return change.status();
-    if (!*change) return absl::OkStatus();
+    if (!*change) return (*edits)->Finish();
     if ((*change)->tensor >= tensors->size())
       return absl::DataLossError(StrCat("a journal changes tensor ", (*change)->tensor));
-    const planner::TensorEdit edit = {(*tensors)[(*change)->tensor].name, (*change)->entries};
-    if (auto status = shadow.model->Edit({&edit, 1}, after); !status.ok()) return status;
+    const planner::TensorEdit piece = {(*tensors)[(*change)->tensor].name, (*change)->entries};
+    if (auto status = (*edits)->Apply(piece); !status.ok()) return status;
   }
 }
 

@@ -7,6 +7,11 @@
 #include "engine/updates/segment_codec.h"
 
 namespace espalier::updates {
+namespace {
+
+constexpr size_t kPieceEntries = 64 << 10;
+
+}  // namespace
 
 JournalChain::JournalChain(std::vector<Step> steps) {
   for (Step& step : steps) cursors_.push_back({std::move(step), {}});
@@ -24,10 +29,10 @@ absl::Status JournalChain::Cursor::Refill() {
   return absl::OkStatus();
 }
 
-// Old bits of the first journal that changes an element, new bits of the last.
-absl::StatusOr<size_t> JournalChain::Compose(absl::Span<JournalEntry> to) {
-  size_t count = 0;
-  for (;;) {
+// Old bits of the first journal that changes an element, new bits of the last. A piece, or what is left of the tensor.
+absl::Status JournalChain::Compose() {
+  entries_.clear();
+  while (entries_.size() < kPieceEntries) {
     Cursor* least = nullptr;
     int64_t others = kNowhere;  // where the next of the other journals is
     for (Cursor& cursor : cursors_) {
@@ -38,13 +43,13 @@ absl::StatusOr<size_t> JournalChain::Compose(absl::Span<JournalEntry> to) {
         others = std::min(others, cursor.Position());
       }
     }
-    if (least == nullptr || least->Position() == kNowhere) return count;
+    if (least == nullptr || least->Position() == kNowhere) break;
     if (least->Position() < others) {
       do {
         const JournalEntry& entry = least->piece[least->at];
-        if (entry.old_bits != entry.new_bits) to[count++] = entry;
+        if (entry.old_bits != entry.new_bits) entries_.push_back(entry);
         if (auto status = least->Advance(); !status.ok()) return status;
-      } while (least->Position() < others);
+      } while (least->Position() < others && entries_.size() < kPieceEntries);
       continue;
     }
     JournalEntry composed = least->piece[least->at];
@@ -53,37 +58,25 @@ absl::StatusOr<size_t> JournalChain::Compose(absl::Span<JournalEntry> to) {
       composed.new_bits = cursor.piece[cursor.at].new_bits;
       if (auto status = cursor.Advance(); !status.ok()) return status;
     }
-    if (composed.old_bits != composed.new_bits) to[count++] = composed;
+    if (composed.old_bits != composed.new_bits) entries_.push_back(composed);
   }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::optional<JournalChain::Changes>> JournalChain::Next() {
   for (;;) {
-    size_t tensor = SIZE_MAX;
+    if (auto status = Compose(); !status.ok()) return status;
+    if (!entries_.empty()) return Changes{tensor_, entries_};
+    tensor_ = SIZE_MAX;
     for (const Cursor& cursor : cursors_)
-      tensor = std::min(tensor, cursor.step.reader.next_tensor());
-    if (tensor == SIZE_MAX) break;
-    uint64_t most = 0;
+      tensor_ = std::min(tensor_, cursor.step.reader.next_tensor());
+    if (tensor_ == SIZE_MAX) break;
     for (Cursor& cursor : cursors_) {
-      if (cursor.step.reader.next_tensor() != tensor) continue;
+      if (cursor.step.reader.next_tensor() != tensor_) continue;
       cursor.left = cursor.step.reader.next_entries();
-      most += cursor.left;
-    }
-    if (entries_.size() < most * sizeof(JournalEntry)) {
-      entries_ = Buffer();
-      auto room = Buffer::Allocate(most * sizeof(JournalEntry));
-      if (!room.ok()) return room.status();
-      entries_ = *std::move(room);
-    }
-    for (Cursor& cursor : cursors_) {
       if (auto status = cursor.Refill(); !status.ok()) return status;
     }
-    const absl::Span<JournalEntry> to(reinterpret_cast<JournalEntry*>(entries_.data()), most);
-    const auto count = Compose(to);
-    if (!count.ok()) return count.status();
-    if (*count > 0) return Changes{tensor, to.subspan(0, *count)};
   }
-  entries_ = Buffer();
   for (Cursor& cursor : cursors_) {
     if (auto status = cursor.step.reader.End(); !status.ok()) return status;
   }

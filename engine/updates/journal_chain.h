@@ -9,15 +9,14 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "engine/tensor/buffer.h"
 #include "engine/updates/journal.h"
 #include "engine/updates/journal_file.h"
 #include "engine/updates/tensor_info.h"
 
 namespace espalier::updates {
 
-// Journals of one version after the other as one. Memory: 16 bytes for each of the changes of one tensor, in a mapping
-// that goes when there are none any more, and a piece of each journal.
+// Journals of one version after the other as one. Memory: a piece of each journal and one of what they come to, 1 MiB
+// each.
 class JournalChain {
  public:
   struct Step {
@@ -31,7 +30,8 @@ class JournalChain {
     absl::Span<const JournalEntry>
         entries;  // until the next call; what ends as it began is left out
   };
-  // The next tensor that changes, ascending; none at the end, when all may be believed.
+  // Changes of the next tensor that changes, or more of the same one's, ascending; none at the end, when all may be
+  // believed.
   absl::StatusOr<std::optional<Changes>> Next();
 
  private:
@@ -47,10 +47,11 @@ class JournalChain {
     absl::Status Advance() { return ++at < piece.size() ? absl::OkStatus() : Refill(); }
     absl::Status Refill();
   };
-  absl::StatusOr<size_t> Compose(absl::Span<JournalEntry> to);
+  absl::Status Compose();
 
   std::vector<Cursor> cursors_;
-  Buffer entries_;
+  size_t tensor_ = SIZE_MAX;  // that the cursors are at
+  std::vector<JournalEntry> entries_;
 };
 
 // `base` as it is after the journals, which lead from it one after the other. Memory: nothing that grows with their

@@ -171,11 +171,11 @@ class CountingLoader final : public runtime::ModelLoader {
       ++control_->clones;
       return std::make_unique<Counted>(*std::move(clone), control_);
     }
-    absl::Status Edit(absl::Span<const planner::TensorEdit> edits,
-                      const formats::WeightSource& after) override {
+    absl::StatusOr<std::unique_ptr<planner::WeightEdits>> BeginEdit(
+        const formats::WeightSource& after) override {
       ++control_->edits;
       if (control_->edits_unimplemented) return absl::UnimplementedError("as asked for");
-      return inner_->Edit(edits, after);
+      return inner_->BeginEdit(after);
     }
 
    private:

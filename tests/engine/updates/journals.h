@@ -32,7 +32,10 @@ inline absl::StatusOr<Journal> ReadAll(JournalChain chain) {
     if (!changes.ok()) return changes.status();
     if (!*changes) return journal;
     const auto& [tensor, entries] = **changes;
-    journal.tensors.push_back({tensor, {entries.begin(), entries.end()}});
+    if (journal.tensors.empty() || journal.tensors.back().tensor != tensor)
+      journal.tensors.push_back({tensor, {}});
+    auto& all = journal.tensors.back().entries;
+    all.insert(all.end(), entries.begin(), entries.end());
   }
 }
 

@@ -155,6 +155,37 @@ TEST(JournalChainTest, JournalsLeadAsOneWhereTheyLeadOneByOne) {
   EXPECT_EQ(chain({{"/1", true}, {"/2", true}}).status().code(), absl::StatusCode::kDataLoss);
 }
 
+TEST(JournalChainTest, ChangesOfOneTensorComeInPiecesAndPiecesThatComeToNothingDoNot) {
+  Journal first{{{0, {}}, {1, {{7, 1, 2}}}}}, second{{{0, {}}}};
+  constexpr int64_t kMany = 200'000, kUndone = 100'000;
+  for (int64_t i = 0; i < kMany; ++i) {
+    first.tensors[0].entries.push_back({2 * i, 1, 2});
+    second.tensors[0].entries.push_back(i < kUndone ? JournalEntry{2 * i, 2, 1}
+                                                    : JournalEntry{2 * i + 1, 3, 4});
+  }
+  SimulatedFileSystem disk;
+  std::vector<JournalChain::Step> steps;
+  for (const Journal* journal : {&first, &second}) {
+    const std::string path = journal == &first ? "/1" : "/2";
+    ASSERT_TRUE(WriteJournal(disk, path, SmallEnds(), *journal).ok());
+    steps.push_back({*JournalReader::Open(disk, path, SmallEnds())});
+  }
+  JournalChain chain(std::move(steps));
+  int64_t next = 2 * kUndone;
+  for (;;) {
+    const auto changes = chain.Next();
+    ASSERT_TRUE(changes.ok()) << changes.status();
+    ASSERT_TRUE(*changes);
+    const auto& [tensor, entries] = **changes;
+    if (tensor == 1) break;
+    ASSERT_FALSE(entries.empty());
+    ASSERT_LE(entries.size(), size_t{1} << 16);
+    for (const JournalEntry& entry : entries) ASSERT_EQ(entry.position, next++);
+  }
+  EXPECT_EQ(next, 2 * kMany);
+  EXPECT_FALSE((*chain.Next()).has_value());
+}
+
 TEST(JournalFileTest, WhatIsNotCommittedLeavesNoFile) {
   SimulatedFileSystem disk;
   {
