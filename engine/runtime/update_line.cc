@@ -10,12 +10,15 @@
 #include "engine/runtime/log.h"
 #include "engine/runtime/statistics.h"
 #include "engine/runtime/stored_weights.h"
+#include "engine/tensor/buffer.h"
 #include "engine/updates/journal_chain.h"
 
 namespace espalier::runtime {
 namespace {
 
 using absl::StrCat;
+
+constexpr size_t kLargeWeightBytes = size_t{32} << 20;
 
 absl::StatusOr<std::shared_ptr<const StoredWeights>> OpenWeights(const updates::VersionStore& store,
                                                                  int64_t number) {
@@ -186,7 +189,12 @@ absl::StatusOr<VersionHandle> UpdateLine::MakeReady(ModelManager& models,
   const int64_t began = NowNanos();
   auto shadow = other_copy_.Take(options_.patience);
   if (!shadow.ok()) return shadow.status();
+  // What it took to look through a delta, and then to edit, is not to be kept beside both copies: a tenth of a large
+  // model's weights. Here and not in the background, where a thread may nap with the allocator's locks.
+  const bool is_large = active.version->model().weight_bytes() >= kLargeWeightBytes;
+  if (is_large) ReturnFreedMemory();
   auto prepared = Prepare(models, active, number, *std::move(shadow));
+  if (is_large) ReturnFreedMemory();
   if (!prepared.ok()) return prepared.status();
   auto version = models.MakeVersion(active, number, *std::move(prepared),
                                     static_cast<double>(NowNanos() - began) * 1e-9);

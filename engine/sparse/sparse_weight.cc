@@ -173,7 +173,7 @@ absl::Status SparseWeight::FindBlocks(const Bits* dense) {
 void SparseWeight::NarrowColumns() {
   if (!HasNarrowColumns(view())) return;
   col_idx16_.assign(col_idx_.begin(), col_idx_.end());
-  col_idx_ = std::vector<int32_t>();  // `= {}` would keep the memory
+  col_idx_ = Indices<int32_t>();  // `= {}` would keep the memory
 }
 
 absl::StatusOr<SparseWeight> SparseWeight::FromDense(const TensorView& dense,
@@ -330,8 +330,8 @@ absl::StatusOr<SparseWeight> SparseWeight::Transposed() const {
 }
 
 void SparseWeight::ReleaseColumns() {
-  col_idx_ = std::vector<int32_t>();
-  col_idx16_ = std::vector<uint16_t>();
+  col_idx_ = Indices<int32_t>();
+  col_idx16_ = Indices<uint16_t>();
 }
 
 int64_t SparseWeight::stored_values() const {

@@ -69,8 +69,10 @@ class SparseWeight {
   DType dtype_ = DType::kFloat32;
   LayoutSpec spec_;
   int64_t out_ = 0, in_ = 0, count_ = 0;
-  std::vector<int32_t> row_ptr_, col_idx_, offsets_;
-  std::vector<uint16_t> col_idx16_;
+  template <typename T>
+  using Indices = std::vector<T, MemoryAllocator<T>>;
+  Indices<int32_t> row_ptr_, col_idx_, offsets_;
+  Indices<uint16_t> col_idx16_;
   Buffer values_;
 };
 

@@ -1,5 +1,6 @@
 #include "engine/tensor/buffer.h"
 
+#include <malloc.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -21,33 +22,29 @@ constexpr size_t kMapBytes = size_t{1} << 20;
 
 }  // namespace
 
-void Buffer::Free::operator()(std::byte* p) const {
-  if (mapped > 0) {
-    // Piece by piece: a kernel without full preemption lets nobody else have the processor meanwhile.
-    for (size_t begin = 0; begin < mapped; begin += kMapBytes)
-      munmap(p + begin, std::min(kMapBytes, mapped - begin));
-  } else {
-    std::free(p);
-  }
+void* AllocateMemory(size_t bytes) {
+  if (bytes < kMapBytes)
+    return bytes > SIZE_MAX - kAlignment ? nullptr : std::aligned_alloc(kAlignment, AlignUp(bytes));
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return memory == MAP_FAILED ? nullptr : memory;
+}
+
+void FreeMemory(void* memory, size_t bytes) {
+  if (bytes < kMapBytes) return std::free(memory);
+  // Piece by piece: a kernel without full preemption lets nobody else have the processor meanwhile.
+  for (size_t begin = 0; begin < bytes; begin += kMapBytes)
+    munmap(static_cast<char*>(memory) + begin, std::min(kMapBytes, bytes - begin));
 }
 
 absl::StatusOr<Buffer> Buffer::Allocate(size_t bytes) {
   Buffer buffer;
   if (bytes == 0) return buffer;
-  void* p = nullptr;
-  size_t mapped = 0;
-  if (bytes >= kMapBytes) {
-    p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) p = nullptr;
-    mapped = bytes;
-  } else if (bytes <= SIZE_MAX - kAlignment) {
-    p = std::aligned_alloc(kAlignment, AlignUp(bytes));
-  }
-  if (p == nullptr) {
+  void* memory = AllocateMemory(bytes);
+  if (memory == nullptr) {
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot allocate ", bytes, " bytes of host memory"));
   }
-  buffer.data_ = {static_cast<std::byte*>(p), Free{mapped}};
+  buffer.data_ = {static_cast<std::byte*>(memory), Free{bytes}};
   buffer.size_ = bytes;
   return buffer;
 }
@@ -56,6 +53,12 @@ absl::StatusOr<Buffer> Buffer::Clone() const {
   auto copy = Allocate(size_);
   if (copy.ok() && size_ > 0) std::memcpy(copy->data(), data(), size_);
   return copy;
+}
+
+void ReturnFreedMemory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
 }
 
 }  // namespace espalier
