@@ -95,6 +95,10 @@ absl::Status UpdateLine::Open(const LoadRequest& request, const Inspection& foun
        .compact_in_background = true,
        .compactor_scope = BeginBackgroundWork});
   if (!store.ok()) return store.status();
+  if (const std::string lost = (*store)->lost_files(); !lost.empty()) {
+    LogEvent(spdlog::level::err, "versions of the model are not kept any more, files were lost",
+             {{"model", model_}, {"reason", lost}});
+  }
   auto fleet =
       updates::FleetLog::Open(*options_.files, StrCat(options_.state_dir, "/fleet/", model_));
   if (!fleet.ok()) return fleet.status();

@@ -48,7 +48,7 @@ std::string Frame(const AuditRecord& record, Digest& chain) {
 const char* NameOf(AuditAction action) {
   constexpr const char* kNames[kAuditActions + 1] = {
       "",          "base",      "refused",     "verified",    "staged",    "canary",
-      "activated", "confirmed", "rolled back", "quarantined", "compacted", "log damaged"};
+      "activated", "confirmed", "rolled back", "quarantined", "compacted", "lost"};
   return kNames[static_cast<uint8_t>(action)];
 }
 

@@ -35,8 +35,8 @@ enum class AuditAction : uint8_t {
   kConfirmed = 7,
   kRolledBack = 8,  // from `number`; after: what serves now
   kQuarantined = 9,
-  kCompacted = 10,   // `number` has an anchor now
-  kLogDamaged = 11,  // records before this one were lost
+  kCompacted = 10,  // `number` has an anchor now
+  kLost = 11,       // records before this one, or files of versions: `reason` says what
 };
 inline constexpr uint8_t kAuditActions = 11;
 const char* NameOf(AuditAction action);  // "activated", …

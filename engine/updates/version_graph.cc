@@ -142,6 +142,21 @@ std::vector<int64_t> WayTo(const StoreState& state, int64_t from,
   return {};
 }
 
+void ForgetUnreachable(StoreState& state) {
+  std::set<int64_t> lost;
+  for (const VersionRecord& record : state.versions) {
+    const bool there = record.state == UpdateState::kVerified
+                           ? record.delta_bytes > 0
+                           : !WayTo(state, record.number, IsRoot).empty();
+    if (!there && !Failed(record)) lost.insert(record.number);
+  }
+  for (const VersionRecord& record : state.versions) {
+    if (lost.count(record.number) > 0) Retire(state, record);
+  }
+  std::erase_if(state.versions,
+                [&](const VersionRecord& record) { return lost.count(record.number) > 0; });
+}
+
 absl::StatusOr<std::vector<DoomedFile>> Trim(StoreState& state, const Retention& retention) {
   const Kept kept = Choose(state, retention);
   const std::set<int64_t> remembered = Remembered(state);

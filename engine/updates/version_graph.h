@@ -21,6 +21,10 @@ bool IsRoot(const VersionRecord& record);
 std::vector<int64_t> WayTo(const StoreState& state, int64_t from,
                            const std::function<bool(const VersionRecord&)>& goal);
 
+// Takes out of `state` what its files are not there for any more: versions without a way to a root, deltas that wait. The
+// active version has one.
+void ForgetUnreachable(StoreState& state);
+
 struct Retention {
   int versions = 16;  // that served before, beside the one that the active version replaced
   uint64_t bytes = UINT64_MAX;  // of their journals and deltas

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "engine/formats/names.h"
 #include "engine/updates/stored_file.h"
 #include "engine/updates/version_graph.h"
@@ -30,6 +31,16 @@ absl::Status CheckNumber(int64_t number) {
   if (number > 0 && number <= kMaxVersionNumber) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("version ", number, ", expected 1 to ", kMaxVersionNumber));
+}
+
+bool IsUnfinished(const FolderEntry& entry) {
+  return entry.name.find(std::string(kTemporaryMark)) != std::string::npos;
+}
+
+// What serves, not what may serve.
+bool Decides(AuditAction action) {
+  return action == AuditAction::kActivated || action == AuditAction::kConfirmed ||
+         action == AuditAction::kRolledBack || action == AuditAction::kQuarantined;
 }
 
 }  // namespace
@@ -92,13 +103,30 @@ absl::Status VersionStore::Load(const std::string& model, const BaseVersion& bas
   }
   if (auto status = OpenAudit(); !status.ok()) return status;
   if (empty) {
+    if (auto status = CheckNeverUsed(base); !status.ok()) return status;
     if (auto status = Commit(state_, Event(AuditAction::kBase, state_, base.number)); !status.ok())
       return status;
   }
-  if (auto status = CheckFiles(); !status.ok()) return status;
+  if (auto status = CheckFiles(base.number); !status.ok()) return status;
   if (auto status = AdmitBase(base); !status.ok()) return status;
   if (auto status = AfterRestart(); !status.ok()) return status;
   return DeleteOrphans();
+}
+
+// Without a state a store is new, and what lies in it goes. But where versions were kept a state was there.
+absl::Status VersionStore::CheckNeverUsed(const BaseVersion& base) const {
+  bool used = audit_->last_sequence() > 0;
+  for (const char* folder : {"/journals", "/anchors", "/deltas"}) {
+    const auto entries = files_.List(folder_ + folder);
+    if (!entries.ok()) return entries.status();
+    for (const FolderEntry& entry : *entries) used |= !IsUnfinished(entry);
+  }
+  if (!used) return absl::OkStatus();
+  return Damaged(StatePath(),
+                 absl::StrCat("it is missing, but versions were kept beside it: bring it "
+                              "back, or move ",
+                              folder_, " away to begin anew with version ", base.number,
+                              " of the repository"));
 }
 
 absl::Status VersionStore::OpenAudit() {
@@ -107,16 +135,11 @@ absl::Status VersionStore::OpenAudit() {
   audit_ = std::make_unique<AuditLog>(*std::move(audit));
   const int64_t last = audit_->last_sequence();
   auto& pending = state_.pending;
-  if (!pending.empty() && pending.front().sequence <= last) {
-    if (auto status = audit_->WriteAnew(); !status.ok()) return status;
-  }
   const int64_t expected = (pending.empty() ? state_.next_audit : pending.front().sequence) - 1;
-  pending.erase(std::remove_if(pending.begin(), pending.end(),
-                               [&](const AuditRecord& record) { return record.sequence <= last; }),
-                pending.end());
+  if (!pending.empty() && pending.front().sequence <= last) unsure_audit_ = last;
   state_.next_audit = std::max(state_.next_audit, last + 1);
   if (last < expected) {
-    AuditRecord lost = Event(AuditAction::kLogDamaged, state_, state_.active,
+    AuditRecord lost = Event(AuditAction::kLost, state_, state_.active,
                              absl::StrCat("records ", last + 1, " to ", expected, " were lost"));
     lost.sequence = expected;
     pending.insert(pending.begin(), std::move(lost));
@@ -186,26 +209,49 @@ absl::Status VersionStore::AfterRestart() {
   return Commit(std::move(next), event);
 }
 
-absl::Status VersionStore::CheckFiles() const {
-  for (const VersionRecord& record : state_.versions) {
+absl::Status VersionStore::CheckFile(const std::string& path, uint64_t bytes) const {
+  const auto file = files_.Open(path, OpenMode::kRead);
+  if (!file.ok())
+    return absl::IsNotFound(file.status()) ? Damaged(path, "it is missing") : file.status();
+  const auto size = (*file)->Size();
+  if (!size.ok()) return size.status();
+  if (*size == bytes) return absl::OkStatus();
+  return Damaged(path, absl::StrCat("it has ", *size, " bytes, expected ", bytes));
+}
+
+// The active version needs its files; what other versions have lost is let go of, and they with it.
+absl::Status VersionStore::CheckFiles(int64_t base) {
+  StoreState next = state_;
+  absl::Status damage;
+  for (VersionRecord& record : next.versions) {
     if (record.delta_bytes > 0) {  // its move may have been interrupted; the state had decided
       if (auto status = MoveDelta(record); !status.ok()) return status;
     }
-    for (const auto& [bytes, path] : {std::pair(record.journal_bytes, JournalPath(record.number)),
-                                      std::pair(record.anchor_bytes, AnchorPath(record.number)),
-                                      std::pair(record.delta_bytes, DeltaPath(record.number))}) {
-      if (bytes == 0) continue;
-      const auto file = files_.Open(path, OpenMode::kRead);
-      if (!file.ok()) {
-        return absl::IsNotFound(file.status()) ? Damaged(path, "it is missing") : file.status();
-      }
-      const auto size = (*file)->Size();
-      if (!size.ok()) return size.status();
-      if (*size != bytes)
-        return Damaged(path, absl::StrCat("it has ", *size, " bytes, expected ", bytes));
+    for (const auto& [bytes, path] : {std::pair(&record.journal_bytes, JournalPath(record.number)),
+                                      std::pair(&record.anchor_bytes, AnchorPath(record.number)),
+                                      std::pair(&record.delta_bytes, DeltaPath(record.number))}) {
+      if (*bytes == 0) continue;
+      const auto status = CheckFile(path, *bytes);
+      if (status.ok()) continue;
+      if (!absl::IsDataLoss(status)) return status;
+      if (damage.ok()) damage = status;
+      *bytes = 0;
     }
   }
-  return absl::OkStatus();
+  if (damage.ok()) return absl::OkStatus();
+  if (WayTo(next, next.active, IsRoot).empty()) {
+    return absl::DataLossError(absl::StrCat(damage.message(), "; version ", next.active,
+                                            " cannot be served without it: bring it back, or move ",
+                                            folder_, " away to begin anew with version ", base,
+                                            " of the repository"));
+  }
+  ForgetUnreachable(next);
+  lost_files_ = absl::StrReplaceAll(damage.message(), {{folder_ + "/", ""}});
+  const AuditRecord event = Event(AuditAction::kLost, next, next.active, lost_files_);
+  const auto status = Commit(next, event);
+  // On a disk that is full it is found out again at the next start.
+  if (absl::IsResourceExhausted(status)) state_ = std::move(next);
+  return absl::IsResourceExhausted(status) ? absl::OkStatus() : status;
 }
 
 absl::Status VersionStore::DeleteOrphans() const {
@@ -221,7 +267,7 @@ absl::Status VersionStore::DeleteOrphans() const {
     if (!entries.ok()) return entries.status();
     for (const FolderEntry& entry : *entries) {
       const std::string path = absl::StrCat(folder, "/", entry.name);
-      const bool unfinished = entry.name.find(std::string(kTemporaryMark)) != std::string::npos;
+      const bool unfinished = IsUnfinished(entry);
       const bool unnamed = folder != Incoming() && named.count(path) == 0;
       if (entry.folder || !(unfinished || unnamed)) continue;
       if (auto status = files_.Unlink(path); !status.ok()) return status;
@@ -248,15 +294,27 @@ std::string VersionStore::DeltaPath(int64_t number) const {
 
 // After a write that failed half-way: makes the disk have state_ again, so that what is done next
 // does not rest on a state that was told to have failed.
-absl::Status VersionStore::Settle() {
+absl::Status VersionStore::Settle(bool decides) {
   if (!unsettled_) return absl::OkStatus();
-  auto status = WriteStoreState(files_, StatePath(), state_);
+  auto status = WriteState(state_, decides);
   if (status.ok()) unsettled_ = false;
   return status;
 }
 
+// What is being received can be sent again: on a disk that is full it gives way to a decision.
+absl::Status VersionStore::WriteState(const StoreState& state, bool decides) const {
+  auto status = WriteStoreState(files_, StatePath(), state);
+  if (!absl::IsResourceExhausted(status) || !decides) return status;
+  const auto entries = files_.List(Incoming());
+  if (!entries.ok()) return entries.status();
+  for (const FolderEntry& entry : *entries)
+    (void)files_.Unlink(absl::StrCat(Incoming(), "/", entry.name));
+  return WriteStoreState(files_, StatePath(), state);
+}
+
 absl::Status VersionStore::Commit(StoreState next, AuditRecord event) {
-  if (auto status = Settle(); !status.ok()) return status;
+  const bool decides = Decides(event.action);
+  if (auto status = Settle(decides); !status.ok()) return status;
   FlushAudit();
   if (state_.pending.size() >= kMaxPendingAudit) {
     return absl::UnavailableError(absl::StrCat(
@@ -266,7 +324,7 @@ absl::Status VersionStore::Commit(StoreState next, AuditRecord event) {
   next.next_audit = state_.next_audit + 1;
   next.pending = state_.pending;
   next.pending.push_back(std::move(event));
-  if (auto status = WriteStoreState(files_, StatePath(), next); !status.ok()) {
+  if (auto status = WriteState(next, decides); !status.ok()) {
     unsettled_ = true;
     (void)Settle();
     return status;
@@ -278,6 +336,15 @@ absl::Status VersionStore::Commit(StoreState next, AuditRecord event) {
 
 // The records are in the state as well, so that a failure here loses none.
 void VersionStore::FlushAudit() {
+  if (unsure_audit_ > 0) {
+    if (!audit_->WriteAnew().ok()) return;
+    auto& pending = state_.pending;
+    pending.erase(
+        std::remove_if(pending.begin(), pending.end(),
+                       [&](const AuditRecord& record) { return record.sequence <= unsure_audit_; }),
+        pending.end());
+    unsure_audit_ = 0;
+  }
   if (audit_->Append(state_.pending).ok()) state_.pending.clear();
 }
 

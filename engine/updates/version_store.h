@@ -113,6 +113,12 @@ class VersionStore {
   ~VersionStore();
   VersionStore(const VersionStore&) = delete;
 
+  // What Open missed of versions that are not active, and that are not kept any more; empty: nothing.
+  std::string lost_files() const {
+    const std::lock_guard lock(mutex_);
+    return lost_files_;
+  }
+
   // `file` is the SHA-256 of the delta's file. Returns the offset to go on at.
   absl::StatusOr<uint64_t> BeginReceive(const Digest& file, uint64_t bytes);
   absl::Status Append(const Digest& file, uint64_t offset, absl::string_view bytes);
@@ -172,7 +178,9 @@ class VersionStore {
   absl::Status OpenAudit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status AdmitBase(const BaseVersion& base) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status AfterRestart() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckFiles() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckNeverUsed(const BaseVersion& base) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckFiles(int64_t base) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckFile(const std::string& path, uint64_t bytes) const;
   absl::Status DeleteOrphans() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   int64_t Now() const;
@@ -183,7 +191,8 @@ class VersionStore {
   std::string DeltaPath(int64_t number) const;
 
   absl::Status Commit(StoreState next, AuditRecord event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Settle(bool decides = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status WriteState(const StoreState& state, bool decides) const;
   void FlushAudit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LogRefusal(int64_t number, const absl::Status& status);
   AuditRecord Event(AuditAction action, const StoreState& next, int64_t number,
@@ -236,6 +245,9 @@ class VersionStore {
   mutable std::map<int64_t, std::shared_ptr<const JournalOnDisk>> journals_ ABSL_GUARDED_BY(mutex_);
   bool unsettled_ ABSL_GUARDED_BY(mutex_) = false;  // the disk may have another state than state_
   std::unique_ptr<AuditLog> audit_ ABSL_GUARDED_BY(mutex_);
+  // Records up to this one are in the log, but may not be durable there; 0: all are.
+  int64_t unsure_audit_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::string lost_files_ ABSL_GUARDED_BY(mutex_);
 
   std::mutex receiving_mutex_;
   std::map<Digest, Receiving> receiving_ ABSL_GUARDED_BY(receiving_mutex_);

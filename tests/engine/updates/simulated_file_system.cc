@@ -35,6 +35,8 @@ class SimulatedFile final : public File {
     bool half = false;
     const auto status = Begin(SimulatedFileSystem::Call::kAppend, half);
     if (!status.ok() && !half) return status;
+    if (bytes.size() > disk_.most_bytes_ - std::min(disk_.most_bytes_, disk_.BytesLocked()))
+      return absl::ErrnoToStatus(ENOSPC, "simulated");
     const size_t taken = half ? (bytes.size() + 1) / 2 : bytes.size();
     node_->bytes.append(bytes.data(), taken);
     if (!status.ok()) return status;
@@ -338,11 +340,20 @@ void SimulatedFileSystem::Restart(Loss loss, uint64_t seed) {
   VisitAll(*root_, [&](Node& node) { Lose(node, loss, random); });
 }
 
-uint64_t SimulatedFileSystem::bytes() const {
-  const std::lock_guard lock(mutex_);
+uint64_t SimulatedFileSystem::BytesLocked() const {
   uint64_t bytes = 0;
   VisitAll(*root_, [&](Node& node) { bytes += node.bytes.size(); });
   return bytes;
+}
+
+uint64_t SimulatedFileSystem::bytes() const {
+  const std::lock_guard lock(mutex_);
+  return BytesLocked();
+}
+
+void SimulatedFileSystem::LimitBytes(uint64_t most) {
+  const std::lock_guard lock(mutex_);
+  most_bytes_ = most;
 }
 
 int SimulatedFileSystem::files() const {

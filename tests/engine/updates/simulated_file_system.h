@@ -46,6 +46,8 @@ class SimulatedFileSystem final : public FileSystem {
   // Counted from the next call on, from 1.
   void FailAt(int64_t call, Fault fault);
   void Heal();
+  // A disk of this size: writes beyond it are ENOSPC.
+  void LimitBytes(uint64_t most);
   void Restart(Loss loss, uint64_t seed = 0);
   bool crashed() const;
   bool reached() const;  // the call to fail at was made
@@ -101,7 +103,10 @@ class SimulatedFileSystem final : public FileSystem {
   mutable std::mutex mutex_;
   NodePtr root_;
   std::vector<NameOperation> unsynced_;
+  uint64_t BytesLocked() const;
+
   int64_t calls_ = 0, fail_at_ = -1, generation_ = 0;
+  uint64_t most_bytes_ = UINT64_MAX;
   Fault fault_ = Fault::kNone;
   bool failing_ = false, crashed_ = false, reached_ = false;
 };

@@ -556,7 +556,7 @@ TEST_F(VersionStoreTest, ALogThatLostRecordsSaysSo) {
   disk_.Put("/s/models/digits/audit", "");
   Reopen();
   const AuditRecord first = store_->Audit(9)->at(0);
-  EXPECT_EQ(first.action, AuditAction::kLogDamaged);
+  EXPECT_EQ(first.action, AuditAction::kLost);
   EXPECT_EQ(first.reason, "records 1 to 3 were lost");
   EXPECT_EQ(LastAudit().action, AuditAction::kActivated) << "which the state still had";
 }
@@ -581,7 +581,97 @@ TEST_F(VersionStoreTest, ADamagedMissingOrNewerFileIsToldByName) {
   ASSERT_TRUE(TryOpen().ok());
   ASSERT_TRUE(disk_.Unlink("/s/models/digits/journals/2.espj").ok());
   ExpectStatus(TryOpen().status(), absl::StatusCode::kDataLoss,
-               "2.espj' is damaged: it is missing");
+               "2.espj' is damaged: it is missing; version 2 cannot be served without it");
+}
+
+TEST_F(VersionStoreTest, AStateThatIsMissingIsNotThatOfANewStore) {
+  Activate(1, 2, 10);
+  store_.reset();
+  ASSERT_TRUE(disk_.Unlink("/s/models/digits/state").ok());
+  ExpectStatus(TryOpen().status(), absl::StatusCode::kDataLoss, "bring it back, or move");
+  ExpectStatus(TryOpen().status(), absl::StatusCode::kDataLoss, "versions were kept beside it");
+  const std::string folder = "/s/models/digits/";
+  EXPECT_TRUE(*disk_.Exists(folder + "journals/2.espj")) << "nothing is deleted";
+  for (const char* file : {"journals/2.espj", "deltas/2.espd"}) {
+    ASSERT_TRUE(disk_.Unlink(folder + file).ok());
+    EXPECT_TRUE(absl::IsDataLoss(TryOpen().status())) << "after " << file;
+  }
+  ASSERT_TRUE(disk_.Unlink(folder + "audit").ok());
+  Reopen();
+  EXPECT_EQ(Active(), 1);
+}
+
+TEST_F(VersionStoreTest, FilesThatTheActiveVersionDoesNotNeedMayBeLost) {
+  Activate(1, 2, 10);
+  ASSERT_TRUE(store_->Rollback("no good").ok());
+  Activate(1, 3, 11);
+  Activate(3, 4, 12);
+  Stage(4, 5, 13);
+  store_.reset();
+  const std::string folder = "/s/models/digits/";
+  ASSERT_TRUE(disk_.Unlink(folder + "deltas/3.espd").ok());
+  Reopen();
+  EXPECT_EQ(store_->lost_files(), "'deltas/3.espd' is damaged: it is missing");
+  EXPECT_EQ(LastAudit().action, AuditAction::kLost);
+  EXPECT_EQ(LastAudit().reason, store_->lost_files());
+  EXPECT_NE(store_->List().Find(3), nullptr) << "its journal is there";
+  EXPECT_FALSE(store_->DeltasBetween(1, 4).ok());
+  Reopen();
+  EXPECT_EQ(store_->lost_files(), "") << "said once";
+
+  store_.reset();
+  ASSERT_TRUE(disk_.Unlink(folder + "journals/2.espj").ok());
+  disk_.Put(folder + "journals/5.espj", "short");
+  Reopen();
+  EXPECT_EQ(Active(), 4);
+  ExpectWeights(*store_, publisher_, 4);
+  ExpectWeights(*store_, publisher_, 3);
+  EXPECT_EQ(store_->List().Find(2), nullptr);
+  EXPECT_EQ(store_->List().Find(5), nullptr);
+  EXPECT_FALSE(Push(*store_, Bytes(4, 5, 20)).ok()) << "its number is used up";
+  Activate(4, 6, 21);
+  ASSERT_TRUE(store_->Rollback("back").ok());
+
+  store_.reset();
+  ASSERT_TRUE(disk_.Unlink(folder + "journals/3.espj").ok());
+  ExpectStatus(TryOpen().status(), absl::StatusCode::kDataLoss,
+               "version 4 cannot be served without it: bring it back, or move");
+}
+
+TEST_F(VersionStoreTest, AFullDiskKeepsNothingFromServing) {
+  Activate(1, 2, 10);
+  store_.reset();
+  disk_.LimitBytes(disk_.bytes());
+  Reopen();
+  EXPECT_EQ(Active(), 2);
+  store_.reset();
+  ASSERT_TRUE(disk_.Unlink("/s/models/digits/deltas/2.espd").ok());
+  disk_.LimitBytes(0);
+  Reopen();
+  EXPECT_EQ(Active(), 2);
+  EXPECT_NE(store_->lost_files(), "");
+  disk_.LimitBytes(UINT64_MAX);
+  ASSERT_TRUE(store_->Rollback("there is room again").ok());
+  int64_t next = 1;
+  const auto records = store_->Audit(100);
+  ASSERT_TRUE(records.ok()) << records.status();
+  for (const AuditRecord& record : *records) EXPECT_EQ(record.sequence, next++);
+  EXPECT_GT(next, 4);
+}
+
+TEST_F(VersionStoreTest, OnAFullDiskWhatIsReceivedGivesWayToADecision) {
+  Activate(1, 2, 10);
+  ASSERT_TRUE(store_->BeginReceive(Sha256Of("large"), 100'000).ok());
+  ASSERT_TRUE(store_->Append(Sha256Of("large"), 0, std::string(50'000, 'x')).ok());
+  disk_.LimitBytes(disk_.bytes());
+  EXPECT_FALSE(Push(*store_, Bytes(2, 3, 11)).ok());
+  const auto back = store_->Rollback("an emergency");
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(Active(), 1);
+  EXPECT_TRUE(disk_.List("/s/models/digits/incoming")->empty());
+  disk_.LimitBytes(UINT64_MAX);
+  Reopen();
+  EXPECT_EQ(Active(), 1);
 }
 
 TEST(StoreStateTest, TheFirstOneEverWrittenIsStillRead) {
