@@ -121,7 +121,7 @@ v1::ModelVersions ToMessage(const runtime::ModelVersions& versions) {
   message.set_serving(versions.serving);
   message.set_staged(versions.staged);
   message.set_shadow(versions.shadow);
-  message.set_on_probation(!versions.store.confirmed);
+  message.set_on_probation(versions.store.probation.has_value());
   message.set_accepted_sequence(versions.store.accepted_sequence);
   for (const updates::VersionRecord& record : versions.store.versions)
     *message.add_versions() = VersionMessage(record);

@@ -78,8 +78,8 @@ class ServedVersion {
   const Labels& labels() const { return options_.labels; }
   const std::shared_ptr<ModelLatency>& latency() const { return options_.latency; }
   const VersionStatistics& statistics() const { return statistics_; }
-  // From now on batches are counted whose floats went in finite and came out otherwise.
-  void WatchOutputs() { watches_outputs_.store(true, std::memory_order_relaxed); }
+  // Whether batches are counted whose floats went in finite and came out otherwise.
+  void WatchOutputs(bool watch) { watches_outputs_.store(watch, std::memory_order_relaxed); }
   uint64_t nonfinite_batches() const { return nonfinite_batches_.load(std::memory_order_relaxed); }
   int64_t pending() const { return batcher_.pending(); }
   // The same by priority level, see Batcher.

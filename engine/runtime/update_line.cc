@@ -105,7 +105,7 @@ void UpdateLine::FollowFleet(updates::VersionStore& store) {
   absl::Status status = SettleFleet();
   const auto pending = fleet().Pending();
   if (status.ok() && pending && pending->decision == updates::FleetDecision::kCommit) {
-    status = store.Activate(pending->version, updates::Probation::kNone);
+    status = store.Activate(pending->version);
     if (status.ok()) status = fleet().Done(pending->id);
   }
   if (!status.ok()) {

@@ -37,6 +37,7 @@ absl::StatusOr<std::unique_ptr<UpdateManager>> UpdateManager::Create(Options opt
   if (options.trust) {
     if (auto status = updates::CheckPolicy(*options.trust); !status.ok()) return status;
   }
+  if (auto status = updates::CheckTerms(options.probation); !status.ok()) return status;
   return std::unique_ptr<UpdateManager>(new UpdateManager(std::move(options)));
 }
 
@@ -136,7 +137,7 @@ absl::Status UpdateManager::BeforePublish(const std::string& model, int64_t vers
     return absl::FailedPreconditionError(
         StrCat("version ", pending->version, " is promised to transaction ", pending->id));
   }
-  const absl::Status status = (*store)->Activate(version, updates::Probation::kNone);
+  const absl::Status status = (*store)->Activate(version);
   (*line)->Announce();
   if (status.ok()) (*line)->counts().Add([](UpdateStatistics& counts) { ++counts.activated; });
   return status;
@@ -242,7 +243,7 @@ absl::Status UpdateManager::MakeStagedReady(const Opened& opened, int64_t versio
   const updates::StoreState state = opened.store->List();
   const updates::VersionRecord* record = state.Find(version);
   // On probation the copy of the version before stays where it may be needed at once.
-  if (!state.confirmed || record == nullptr || record->state != UpdateState::kStaged)
+  if (state.probation || record == nullptr || record->state != UpdateState::kStaged)
     return absl::OkStatus();
   auto held = Hold(opened);
   if (!held.ok()) return held.status();
@@ -349,7 +350,7 @@ std::vector<UpdateStatistics> UpdateManager::Statistics() const {
     one.model = line->model();
     one.version = state.active;
     one.sequence = state.Find(state.active)->sequence;
-    one.on_probation = !state.confirmed;
+    one.on_probation = state.probation.has_value();
     all.push_back(std::move(one));
   }
   return all;

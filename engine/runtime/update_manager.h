@@ -185,6 +185,9 @@ class UpdateManager final : public UpdateHooks {
   // The decision, then the flip; the decision is undone when the flip cannot be.
   absl::Status Flip(const Opened& opened, const Held& held, const VersionHandle& next,
                     absl::FunctionRef<absl::Status()> decide);
+  // A version that has passed what comes before: the decision, its probation, the flip.
+  absl::Status MakeActive(const Opened& opened, const Held& held, const VersionHandle& next,
+                          const ProbationOptions& terms);
   // Golden requests and canary. A version that fails is quarantined.
   absl::Status Try(const Opened& opened, const Held& held, const VersionHandle& next,
                    const ProbationOptions& terms);
@@ -203,7 +206,10 @@ class UpdateManager final : public UpdateHooks {
   void LookUntilStopped();
   bool WaitFor(absl::Duration duration);  // false: the manager stops
   void JudgeProbations();
-  void Judge(const Opened& opened, const OnProbation& probation);
+  void EndWatch(const std::string& model, int64_t active);
+  void Judge(const Opened& opened, int64_t version, const updates::Probation& probation);
+  // What serves of the version on probation, and what it did since it was activated.
+  Conduct ConductOnProbation(const std::string& model, int64_t version);
   void TakeDeltas(const Opened& opened, DeltaFolder& folder);
   absl::Status TakeDelta(const Opened& opened, const DeltaFolder::File& file, bool first);
   static int64_t StateOf(const Opened& opened);

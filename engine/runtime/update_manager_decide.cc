@@ -82,13 +82,15 @@ absl::Status UpdateManager::CheckActivation(const updates::StoreState& state,
     return FailedPreconditionError(StrCat("version ", version, " is ", NameOf(record->state),
                                           ", expected one that is STAGED or served before"));
   }
-  if (state.confirmed) return absl::OkStatus();
+  if (!state.probation) return absl::OkStatus();
   return FailedPreconditionError(
       StrCat("version ", state.active, " is on probation: confirm it, or roll it back, first"));
 }
 
 absl::Status UpdateManager::Activate(const std::string& model, int64_t version,
                                      std::optional<ProbationOptions> probation) {
+  const ProbationOptions& terms = probation ? *probation : options_.probation;
+  if (auto status = updates::CheckTerms(terms); !status.ok()) return status;
   auto opened = Open(model);
   if (!opened.ok()) return opened.status();
   auto held = Hold(*opened);
@@ -98,31 +100,31 @@ absl::Status UpdateManager::Activate(const std::string& model, int64_t version,
   if (auto status = CheckActivation(held->state, version); !status.ok()) return status;
   auto next = opened->line->MakeReady(*models_, held->active, version);
   if (!next.ok()) return next.status();
-  const ProbationOptions& terms = probation ? *probation : options_.probation;
   const bool served = held->state.Find(version)->activation != 0;
   if (!served) {
     if (auto status = Try(*opened, *held, *next, terms); !status.ok()) return status;
   }
-  const bool on_probation = !served && terms.duration > absl::ZeroDuration();
-  const auto status = Flip(*opened, *held, *next, [&]() -> absl::Status {
-    if (held->state.Find(version)->state == UpdateState::kSuperseded)
-      return opened->store->Rollback("an earlier version was activated again", version).status();
-    return opened->store->Activate(
-        version, on_probation ? updates::Probation::kUntilConfirmed : updates::Probation::kNone);
-  });
-  if (!status.ok()) return status;
-  opened->line->counts().Add([](UpdateStatistics& counts) { ++counts.activated; });
-  if (on_probation) {
+  return MakeActive(*opened, *held, *next, served ? ProbationOptions() : terms);
+}
+
+absl::Status UpdateManager::MakeActive(const Opened& opened, const Held& held,
+                                       const VersionHandle& next, const ProbationOptions& terms) {
+  const int64_t version = next->version();
+  const auto probation =
+      updates::BeginProbation(terms, ConductOf(*held.active.version), absl::Now());
+  if (probation) {
+    next->WatchOutputs(true);
+    // Before the decision: it is judged as soon as the store has that.
     const std::lock_guard lock(mutex_);
-    probations_[model] = {.version = version,
-                          .terms = terms,
-                          .until = absl::Now() + terms.duration,
-                          .served = *next,
-                          .old = Conduct::Of(*held->active.version),
-                          .before = Conduct::Of(**next)};
-    changed_.notify_all();
+    probations_[opened.line->model()] = {version, next, ConductOf(*next)};
   }
-  return absl::OkStatus();
+  const auto status = Flip(opened, held, next, [&]() -> absl::Status {
+    if (held.state.Find(version)->state == UpdateState::kSuperseded)
+      return opened.store->Rollback("an earlier version was activated again", version).status();
+    return opened.store->Activate(version, probation);
+  });
+  if (status.ok()) opened.line->counts().Add([](UpdateStatistics& counts) { ++counts.activated; });
+  return status;
 }
 
 absl::Status UpdateManager::Try(const Opened& opened, const Held& held, const VersionHandle& next,
@@ -134,8 +136,7 @@ absl::Status UpdateManager::Try(const Opened& opened, const Held& held, const Ve
         [&] { judged = AskGoldenRequests(next, held.active.job->directory).status(); });
     if (!judged.ok() && !absl::IsFailedPrecondition(judged)) return judged;
   }
-  const bool canary = terms.canary_share > 0 && terms.canary_duration > absl::ZeroDuration();
-  if (judged.ok() && !canary) return absl::OkStatus();
+  if (judged.ok() && !terms.has_canary()) return absl::OkStatus();
   if (auto status = opened.store->StartCanary(version); !status.ok()) return status;
   opened.line->Announce();
   if (judged.ok()) judged = Canary(opened, held, next, terms);
@@ -161,9 +162,9 @@ absl::Status UpdateManager::Try(const Opened& opened, const Held& held, const Ve
 absl::Status UpdateManager::Canary(const Opened& opened, const Held& held,
                                    const VersionHandle& next, const ProbationOptions& terms) {
   const std::string& model = opened.line->model();
-  const Conduct before = Conduct::Of(*next);
+  const Conduct before = ConductOf(*next);
   const absl::Time until = absl::Now() + terms.canary_duration;
-  next->WatchOutputs();
+  next->WatchOutputs(true);
   models_->SetCanary(model, next, terms.canary_share);
   absl::Status status;
   for (bool last = false; status.ok() && !last;) {
@@ -171,13 +172,14 @@ absl::Status UpdateManager::Canary(const Opened& opened, const Held& held,
       status = absl::UnavailableError("the server is shutting down");
     last = absl::Now() >= until || !IsCanary(opened.store->List(), next->version());
     const std::string failure =
-        Breach(terms, Conduct::Of(*held.active.version), Conduct::Of(*next).Since(before), last);
+        Breach(terms, ConductOf(*held.active.version), ConductOf(*next).Since(before), last);
     if (!failure.empty()) status = FailedPreconditionError(failure);
     const auto active = models_->FindActive(model);
     if (!active.ok() || active->version != held.active.version)
       status = absl::AbortedError("the model was unloaded meanwhile");
   }
   models_->SetCanary(model, nullptr, 0);
+  next->WatchOutputs(false);
   return status;
 }
 
@@ -216,7 +218,7 @@ absl::Status UpdateManager::Revert(const Opened& opened, int64_t version,
                                    const std::string& reason) {
   auto held = Hold(opened);
   if (!held.ok()) return held.status();
-  if (held->state.active != version || held->state.confirmed) return absl::OkStatus();
+  if (held->state.active != version || !held->state.probation) return absl::OkStatus();
   const int64_t to = held->state.Find(version)->replaced;
   auto next = opened.line->MakeReady(*models_, held->active, to);
   if (!next.ok()) return next.status();

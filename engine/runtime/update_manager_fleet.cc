@@ -83,9 +83,8 @@ absl::Status UpdateManager::CarryOut(const Opened& opened, const FleetTransactio
   if (held->state.active != transaction.version) {
     auto next = opened.line->MakeReady(*models_, held->active, transaction.version);
     if (!next.ok()) return next.status();
-    const auto status = Flip(opened, *held, *next, [&] {
-      return opened.store->Activate(transaction.version, updates::Probation::kNone);
-    });
+    const auto status =
+        Flip(opened, *held, *next, [&] { return opened.store->Activate(transaction.version); });
     if (!status.ok()) return status;
     opened.line->counts().Add([](UpdateStatistics& counts) { ++counts.activated; });
   }

@@ -46,44 +46,56 @@ void UpdateManager::JudgeProbations() {
   for (const LinePtr& line : Lines()) {
     auto opened = Open(line->model());
     if (!opened.ok()) continue;
-    OnProbation probation;
-    {
-      // An activation notes its terms under the lock, after the store has it: they are not to be taken for those of what
-      // the store had before.
-      const std::lock_guard lock(mutex_);
-      const updates::StoreState state = opened->store->List();
-      const auto place = probations_.find(line->model());
-      const bool judged = place != probations_.end() && place->second.version == state.active;
-      if (state.confirmed) {
-        if (place != probations_.end()) probations_.erase(place);
-        continue;
-      }
-      // After a restart its own terms are not known any more, nor what it is to be compared with.
-      if (!judged) {
-        const ProbationOptions& terms = options_.probation;
-        if (terms.duration <= absl::ZeroDuration() || terms.duration == absl::InfiniteDuration())
-          continue;
-        probations_[line->model()] = {
-            .version = state.active, .terms = terms, .until = absl::Now() + terms.duration};
-      }
-      probation = probations_[line->model()];
+    const updates::StoreState state = opened->store->List();
+    if (state.probation) {
+      Judge(*opened, state.active, *state.probation);
+    } else {
+      EndWatch(line->model(), state.active);
     }
-    Judge(*opened, probation);
   }
 }
 
-void UpdateManager::Judge(const Opened& opened, const OnProbation& probation) {
-  const bool last = absl::Now() >= probation.until;
-  std::string failure;
-  if (const VersionHandle served = probation.served.lock(); served != nullptr) {
-    failure =
-        Breach(probation.terms, probation.old, Conduct::Of(*served).Since(probation.before), last);
+// The version was confirmed. One that is about to be activated is noted already, and stays so.
+void UpdateManager::EndWatch(const std::string& model, int64_t active) {
+  VersionHandle served;
+  const std::lock_guard lock(mutex_);
+  const auto place = probations_.find(model);
+  if (place == probations_.end() || place->second.version != active) return;
+  if (served = place->second.served.lock(); served != nullptr) served->WatchOutputs(false);
+  probations_.erase(place);
+}
+
+Conduct UpdateManager::ConductOnProbation(const std::string& model, int64_t version) {
+  OnProbation known;
+  {
+    const std::lock_guard lock(mutex_);
+    known = probations_[model];
   }
+  VersionHandle served = known.served.lock();
+  if (known.version != version || served == nullptr) {
+    // It was loaded again, perhaps by another process: what it does counts from its first request on.
+    const auto active = models_->FindActive(model);
+    if (!active.ok() || active->version->version() != version) return {};
+    served = active->version;
+    served->WatchOutputs(true);
+    known = {.version = version, .served = served};
+    const std::lock_guard lock(mutex_);
+    probations_[model] = known;
+  }
+  return ConductOf(*served).Since(known.before);
+}
+
+void UpdateManager::Judge(const Opened& opened, int64_t version,
+                          const updates::Probation& probation) {
+  const bool last =
+      probation.until_micros != 0 && absl::Now() >= absl::FromUnixMicros(probation.until_micros);
+  const Conduct now = ConductOnProbation(opened.line->model(), version);
+  const std::string failure = Breach(probation.terms, probation.old, now, last);
   absl::Status status;
   if (!failure.empty()) {
-    status = Revert(opened, probation.version, failure);
+    status = Revert(opened, version, failure);
   } else if (last) {
-    status = opened.store->Confirm(probation.version);
+    status = opened.store->Confirm(version);
   }
   // It is tried again at the next tick.
   if (!status.ok()) {
@@ -95,7 +107,7 @@ void UpdateManager::Judge(const Opened& opened, const OnProbation& probation) {
 // What a delta that does not fit may fit after: another version is active, or confirmed.
 int64_t UpdateManager::StateOf(const Opened& opened) {
   const updates::StoreState state = opened.store->List();
-  return 2 * state.activations + (state.confirmed ? 1 : 0);
+  return 2 * state.activations + (state.probation ? 0 : 1);
 }
 
 // --- deltas in the repository ----------------------------------------------------------------------

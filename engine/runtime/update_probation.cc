@@ -4,7 +4,7 @@
 
 namespace espalier::runtime {
 
-Conduct Conduct::Of(const ServedVersion& version) {
+Conduct ConductOf(const ServedVersion& version) {
   const VersionStatistics& statistics = version.statistics();
   const DurationCounter& compute = statistics.phases[static_cast<int>(Phase::kComputeInfer)];
   Conduct conduct;
@@ -14,15 +14,6 @@ Conduct Conduct::Of(const ServedVersion& version) {
       statistics.by_reason[static_cast<int>(FailureReason::kOther)].load(std::memory_order_relaxed);
   conduct.nonfinite_batches = version.nonfinite_batches();
   return conduct;
-}
-
-Conduct Conduct::Since(const Conduct& before) const {
-  return {answered - before.answered, failed - before.failed, compute_nanos - before.compute_nanos,
-          nonfinite_batches - before.nonfinite_batches};
-}
-
-double Conduct::error_rate() const {
-  return failed == 0 ? 0 : static_cast<double>(failed) / static_cast<double>(failed + answered);
 }
 
 std::string Breach(const ProbationOptions& terms, const Conduct& old, const Conduct& now,

@@ -138,7 +138,8 @@ absl::StatusOr<std::shared_ptr<const AnchorReader>> AnchorReader::Open(FileSyste
   std::string head(std::min(kStoredHeadBytes, *size), '\0');
   auto status = ReadExactly(**file, 0, head.data(), head.size());
   if (!status.ok()) return status;
-  if (status = CheckStoredHead(StoredKind::kAnchor, head, path); !status.ok()) return status;
+  if (status = ReadStoredHead(StoredKind::kAnchor, head, path).status(); !status.ok())
+    return status;
   if (*size < kStoredHeadBytes + kFooterBytes) return Damaged(path, "it ends too early");
   std::string footer(kFooterBytes, '\0');
   const uint64_t footer_at = *size - kFooterBytes;

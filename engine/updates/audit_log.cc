@@ -106,7 +106,8 @@ absl::StatusOr<AuditLog::Scan> AuditLog::ScanFile(FileSystem& files, const std::
   if (!bytes.ok()) return bytes.status();
   Scan scan;
   scan.size = bytes->size();
-  auto status = CheckStoredHead(StoredKind::kAuditLog, bytes->substr(0, kStoredHeadBytes), path);
+  auto status =
+      ReadStoredHead(StoredKind::kAuditLog, bytes->substr(0, kStoredHeadBytes), path).status();
   if (absl::IsUnimplemented(status)) return status;
   if (!status.ok() || bytes->size() < kHeadBytes) return scan;  // nothing of it is sound
   CopyTo(absl::string_view(*bytes).substr(kStoredHeadBytes, sizeof(Digest)), scan.chain);

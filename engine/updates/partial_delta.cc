@@ -131,7 +131,7 @@ absl::Status PartialDelta::Resume() {
   const auto bytes = ReadWhole(*files_, path, kMaxSumsBytes);
   if (!bytes.ok()) return bytes.status();
   const auto head =
-      CheckStoredHead(StoredKind::kPartialSums, bytes->substr(0, kStoredHeadBytes), path);
+      ReadStoredHead(StoredKind::kPartialSums, bytes->substr(0, kStoredHeadBytes), path).status();
   if (absl::IsUnimplemented(head)) return head;
   if (!head.ok()) return Begin();
   part_ = *std::move(part);

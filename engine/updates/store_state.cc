@@ -43,11 +43,15 @@ void VisitRecord(Record& record, Visitor& visitor) {
   visitor.Text("reason", record.reason, kMaxReasonBytes);
 }
 
+// Only a state with a probation has what the first version cannot say: a version on probation was then one whose terms
+// were not known, and so it is read, as until it is confirmed.
+constexpr uint16_t kWithProbation = 2;
+
 template <typename State, typename Visitor>
-void VisitState(State& state, Visitor& visitor) {
+void VisitState(State& state, uint16_t version, Visitor& visitor) {
   visitor.Text("model", state.model, kMaxModelNameBytes);
   visitor.Number("active version", state.active);
-  visitor.Flags(state.confirmed);
+  visitor.Confirmed(state.probation);
   visitor.Number("starts", state.unconfirmed_starts);
   visitor.Number("accepted sequence", state.accepted_sequence);
   visitor.Number("used up", state.used_up);
@@ -59,6 +63,7 @@ void VisitState(State& state, Visitor& visitor) {
                [&](auto& digest) { visitor.Bytes("digest", digest); });
   visitor.List("pending audit records", state.pending, kMaxPendingAudit,
                [&](auto& record) { visitor.Audit(record); });
+  if (version >= kWithProbation && state.probation) visitor.Terms(*state.probation);
 }
 
 class Writer {
@@ -82,6 +87,8 @@ class Writer {
     for (size_t i = 0; i < count; ++i) Bytes("key", signers[i]);
   }
   void Audit(const AuditRecord& record) { SerializeAudit(out_, record); }
+  void Confirmed(const std::optional<Probation>& probation) { out_.Byte(probation ? 0 : 1); }
+  void Terms(const Probation& probation) { SerializeProbation(out_, probation); }
   template <typename Items, typename Visit>
   void List(absl::string_view, const Items& list, size_t, const Visit& visit) {
     out_.Varint(list.size());
@@ -129,6 +136,14 @@ class Reader {
   void Audit(AuditRecord& record) {
     Take(ParseAudit(reader_), [&](AuditRecord value) { record = std::move(value); });
   }
+  void Confirmed(std::optional<Probation>& probation) {
+    bool confirmed = true;
+    Flags(confirmed);
+    if (!confirmed) probation.emplace();
+  }
+  void Terms(Probation& probation) {
+    Take(ParseProbation(reader_), [&](const Probation& value) { probation = value; });
+  }
   template <typename Items, typename Visit>
   void List(absl::string_view what, Items& list, size_t most, const Visit& visit) {
     uint64_t count = 0;
@@ -169,7 +184,7 @@ absl::Status CheckConsistent(const StoreState& state) {
     return absl::InvalidArgumentError(
         absl::StrCat("version ", state.active, " is active, and ", live, " are LIVE"));
   }
-  return absl::OkStatus();
+  return state.probation ? CheckTerms(state.probation->terms) : absl::OkStatus();
 }
 
 }  // namespace
@@ -187,9 +202,10 @@ VersionRecord& StoreState::Add(VersionRecord record) {
 absl::Status WriteStoreState(FileSystem& files, const std::string& path, const StoreState& state) {
   if (auto status = CheckConsistent(state); !status.ok())
     return absl::InternalError(absl::StrCat("would write a broken state: ", status.message()));
+  const uint16_t version = state.probation ? kWithProbation : 1;
   Writer writer;
-  VisitState(state, writer);
-  auto file = SealedWriter::Create(files, path, StoredKind::kState);
+  VisitState(state, version, writer);
+  auto file = SealedWriter::Create(files, path, StoredKind::kState, version);
   if (!file.ok()) return file.status();
   if (auto status = file->AppendBlock(writer.bytes()); !status.ok()) return status;
   return file->Commit().status();
@@ -203,7 +219,7 @@ absl::StatusOr<StoreState> ReadStoreState(FileSystem& files, const std::string& 
   if (auto status = file->End(); !status.ok()) return status;
   StoreState state;
   Reader reader(*block);
-  VisitState(state, reader);
+  VisitState(state, file->version(), reader);
   auto status = reader.Finish();
   if (status.ok()) status = CheckConsistent(state);
   if (!status.ok()) return Damaged(path, status.message());

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "engine/updates/audit_log.h"
 #include "engine/updates/file_system.h"
+#include "engine/updates/probation.h"
 #include "engine/updates/sha256.h"
 #include "engine/updates/signing.h"
 #include "engine/updates/update_state.h"
@@ -42,10 +44,10 @@ struct VersionRecord {
 struct StoreState {
   std::string model;
   int64_t active = 0;
-  bool confirmed = true;           // false: the active version is on probation
-  int64_t unconfirmed_starts = 0;  // how often a store was opened during this probation
-  int64_t accepted_sequence = 0;   // the highest that was ever activated
-  int64_t used_up = 0;             // numbers up to here are free no more, whoever had them
+  std::optional<Probation> probation;  // of the active version; none: it is confirmed
+  int64_t unconfirmed_starts = 0;      // how often a store was opened during this probation
+  int64_t accepted_sequence = 0;       // the highest that was ever activated
+  int64_t used_up = 0;                 // numbers up to here are free no more, whoever had them
   int64_t activations = 0;
   int64_t next_audit = 1;
   std::vector<VersionRecord> versions;  // ascending by number

@@ -22,10 +22,10 @@ absl::string_view AsBytes(const Digest& digest) {
 
 }  // namespace
 
-std::string StoredHead(StoredKind kind) {
+std::string StoredHead(StoredKind kind, uint16_t version) {
   ByteWriter head;
   head.Raw(Magic(kind));
-  head.LittleEndian(kStoredVersion, 2);
+  head.LittleEndian(version, 2);
   return head.Take();
 }
 
@@ -34,17 +34,19 @@ absl::Status Damaged(absl::string_view path, absl::string_view how) {
       absl::StrCat(formats::Quoted(path, formats::kShownPathBytes), " is damaged: ", how));
 }
 
-absl::Status CheckStoredHead(StoredKind kind, absl::string_view head, absl::string_view path) {
+absl::StatusOr<uint16_t> ReadStoredHead(StoredKind kind, absl::string_view head,
+                                        absl::string_view path) {
   const std::string magic = Magic(kind);
   if (head.size() < kStoredHeadBytes || head.substr(0, magic.size()) != magic)
     return Damaged(path, "it does not begin as a file of its kind");
-  const uint64_t version = *ByteReader(head.substr(magic.size())).LittleEndian("version", 2);
-  if (version == kStoredVersion) return absl::OkStatus();
+  const auto version =
+      static_cast<uint16_t>(*ByteReader(head.substr(magic.size())).LittleEndian("version", 2));
+  const uint16_t newest = NewestStoredVersion(kind);
+  if (version >= 1 && version <= newest) return version;
   const std::string message =
       absl::StrCat(formats::Quoted(path, formats::kShownPathBytes), " has format version ", version,
-                   ", this build reads ", kStoredVersion);
-  return version > kStoredVersion ? absl::UnimplementedError(message)
-                                  : absl::DataLossError(message);
+                   ", this build reads ", newest == 1 ? "" : "up to ", newest);
+  return version > newest ? absl::UnimplementedError(message) : absl::DataLossError(message);
 }
 
 std::string NumberedPath(absl::string_view folder, int64_t number, absl::string_view extension) {
@@ -52,11 +54,11 @@ std::string NumberedPath(absl::string_view folder, int64_t number, absl::string_
 }
 
 absl::StatusOr<SealedWriter> SealedWriter::Create(FileSystem& files, const std::string& path,
-                                                  StoredKind kind) {
+                                                  StoredKind kind, uint16_t version) {
   auto file = AtomicFile::Create(path, 0600, files);
   if (!file.ok()) return file.status();
   SealedWriter writer(*std::move(file));
-  if (auto status = writer.Append(StoredHead(kind)); !status.ok()) return status;
+  if (auto status = writer.Append(StoredHead(kind, version)); !status.ok()) return status;
   return writer;
 }
 
@@ -92,7 +94,9 @@ absl::StatusOr<SealedReader> SealedReader::Open(FileSystem& files, const std::st
   SealedReader reader(*std::move(file), path, *size);
   const auto head = reader.Read(std::min(kStoredHeadBytes, *size));
   if (!head.ok()) return head.status();
-  if (auto status = CheckStoredHead(kind, *head, path); !status.ok()) return status;
+  const auto version = ReadStoredHead(kind, *head, path);
+  if (!version.ok()) return version.status();
+  reader.version_ = *version;
   if (*size < kStoredHeadBytes + sizeof(Digest)) return Damaged(path, "it ends too early");
   return reader;
 }

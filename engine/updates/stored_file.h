@@ -29,12 +29,18 @@ enum class StoredKind : char {
 };
 
 inline constexpr uint64_t kStoredHeadBytes = 10;
-inline constexpr uint16_t kStoredVersion = 1;  // of every kind
 inline constexpr uint64_t kMaxBlockBytes = 256 << 20;
 
-std::string StoredHead(StoredKind kind);
-// `head` is the first kStoredHeadBytes of the file, fewer if it is shorter.
-absl::Status CheckStoredHead(StoredKind kind, absl::string_view head, absl::string_view path);
+// The newest that this build knows; it reads all from 1 on. A file is written in the oldest version that can say what
+// it says: an older build, gone back to, refuses only what it would not understand.
+constexpr uint16_t NewestStoredVersion(StoredKind kind) {
+  return kind == StoredKind::kState ? 2 : 1;
+}
+
+std::string StoredHead(StoredKind kind, uint16_t version = 1);
+// `head` is the first kStoredHeadBytes of the file, fewer if it is shorter. The file's version.
+absl::StatusOr<uint16_t> ReadStoredHead(StoredKind kind, absl::string_view head,
+                                        absl::string_view path);
 absl::Status Damaged(absl::string_view path, absl::string_view how);
 
 // A path of digits alone, whatever the number.
@@ -43,7 +49,7 @@ std::string NumberedPath(absl::string_view folder, int64_t number, absl::string_
 class SealedWriter {
  public:
   static absl::StatusOr<SealedWriter> Create(FileSystem& files, const std::string& path,
-                                             StoredKind kind);
+                                             StoredKind kind, uint16_t version = 1);
   absl::Status AppendBlock(absl::string_view bytes);
   uint64_t size() const { return file_.size(); }  // so far
   // Seals the file, replaces what is at the path, and says how large it is.
@@ -71,6 +77,7 @@ class SealedReader {
   // Nothing follows, and the digest is right.
   absl::Status End();
   const std::string& path() const { return path_; }
+  uint16_t version() const { return version_; }
   uint64_t size() const { return size_; }
 
  private:
@@ -81,6 +88,7 @@ class SealedReader {
   std::unique_ptr<File> file_;
   std::string path_;
   uint64_t size_, offset_ = 0, block_offset_ = 0;
+  uint16_t version_ = 0;
   std::unique_ptr<Sha256> sha_ = std::make_unique<Sha256>();
 };
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/time/time.h"
 #include "engine/formats/names.h"
 #include "engine/updates/stored_file.h"
 #include "engine/updates/version_graph.h"
@@ -41,6 +42,14 @@ bool IsUnfinished(const FolderEntry& entry) {
 bool Decides(AuditAction action) {
   return action == AuditAction::kActivated || action == AuditAction::kConfirmed ||
          action == AuditAction::kRolledBack || action == AuditAction::kQuarantined;
+}
+
+std::string EndText(const Probation& probation) {
+  if (probation.until_micros == 0) return "on probation until it is confirmed";
+  return absl::StrCat(
+      "on probation until ",
+      absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::FromUnixMicros(probation.until_micros),
+                       absl::UTCTimeZone()));
 }
 
 }  // namespace
@@ -187,7 +196,7 @@ absl::Status VersionStore::AfterRestart() {
   for (VersionRecord& record : next.versions) {
     if (record.state == UpdateState::kCanary) record.state = UpdateState::kStaged;
   }
-  if (next.confirmed) {
+  if (!next.probation) {
     if (next == state_) return absl::OkStatus();
     const AuditRecord event = Event(AuditAction::kStaged, next, next.active, "canaries ended");
     return Commit(std::move(next), event);
@@ -447,10 +456,10 @@ absl::Status VersionStore::MakeActive(StoreState& next, int64_t number) const {
   return absl::OkStatus();
 }
 
-absl::Status VersionStore::Activate(int64_t number, Probation probation) {
+absl::Status VersionStore::Activate(int64_t number, std::optional<Probation> probation) {
   const std::lock_guard lock(mutex_);
   if (number == state_.active) return absl::OkStatus();
-  if (!state_.confirmed) {
+  if (state_.probation) {
     return absl::FailedPreconditionError(absl::StrCat(
         "version ", state_.active, " is on probation: confirm it, or roll it back, first"));
   }
@@ -458,8 +467,9 @@ absl::Status VersionStore::Activate(int64_t number, Probation probation) {
   if (const auto old = Step(next, next.active, UpdateState::kSuperseded); !old.ok())
     return old.status();
   if (auto status = MakeActive(next, number); !status.ok()) return status;
-  next.confirmed = probation == Probation::kNone;
-  const AuditRecord event = Event(AuditAction::kActivated, next, number);
+  next.probation = std::move(probation);
+  const AuditRecord event =
+      Event(AuditAction::kActivated, next, number, next.probation ? EndText(*next.probation) : "");
   auto status = Commit(std::move(next), event);
   if (status.ok()) wanted_ = true;
   compaction_wanted_.notify_all();
@@ -472,9 +482,9 @@ absl::Status VersionStore::Confirm(int64_t number) {
     return absl::FailedPreconditionError(
         absl::StrCat("version ", number, " is not active, version ", state_.active, " is"));
   }
-  if (state_.confirmed) return absl::OkStatus();
+  if (!state_.probation) return absl::OkStatus();
   StoreState next = state_;
-  next.confirmed = true;
+  next.probation.reset();
   next.unconfirmed_starts = 0;
   const AuditRecord event = Event(AuditAction::kConfirmed, next, number);
   auto status = Commit(std::move(next), event);
@@ -506,7 +516,7 @@ absl::StatusOr<int64_t> VersionStore::GiveUpActive(StoreState& next, UpdateState
   if (!record.ok()) return record.status();
   (*record)->activation = ++next.activations;
   next.active = to;
-  next.confirmed = true;
+  next.probation.reset();
   next.unconfirmed_starts = 0;
   return to;
 }

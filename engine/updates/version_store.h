@@ -6,7 +6,7 @@
 //   store->FinishReceive(file)                     all bytes are there and durable
 //   store->Verify(file, policy)                    journal written             RECEIVING → VERIFIED
 //   store->Stage(verified)                         journal durable             VERIFIED → STAGED
-//   store->Activate(number, probation)             the decision; flip after it   STAGED → LIVE
+//   store->Activate(number, probation)             the decision, its probation   STAGED → LIVE
 //   store->Confirm(number) / Rollback(…) / Quarantine(number, reason)
 //
 // Truth    One file holds the state and is replaced as a whole; a call that returned OK has happened
@@ -38,6 +38,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <shared_mutex>
 #include <string>
@@ -99,8 +100,6 @@ struct StoredDelta {
   std::shared_ptr<const ByteSource> source;
 };
 
-enum class Probation { kNone, kUntilConfirmed };
-
 class VersionStore {
  public:
   // `base` is the version of the repository that was loaded. In an empty store it becomes the active
@@ -134,7 +133,8 @@ class VersionStore {
   absl::Status Stage(VerifiedDelta verified);
   absl::Status StartCanary(int64_t number);
   absl::Status EndCanary(int64_t number);  // undecided: STAGED again
-  absl::Status Activate(int64_t number, Probation probation);
+  // Without a probation it is confirmed at once.
+  absl::Status Activate(int64_t number, std::optional<Probation> probation = std::nullopt);
   absl::Status Confirm(int64_t number);
   // To what the active version replaced, or to another one that served. Returns its number.
   absl::StatusOr<int64_t> Rollback(absl::string_view reason, int64_t to = 0);

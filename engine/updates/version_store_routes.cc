@@ -155,7 +155,7 @@ int64_t VersionStore::AnchorDue() const {
   const uint64_t most_bytes =
       root_bytes > 0 ? std::min(root_bytes, options_.max_chain_bytes) : options_.max_chain_bytes;
   if (edges->size() < static_cast<size_t>(most) && bytes <= most_bytes) return 0;
-  const int64_t number = state_.confirmed ? state_.active : state_.Find(state_.active)->replaced;
+  const int64_t number = state_.probation ? state_.Find(state_.active)->replaced : state_.active;
   const VersionRecord* record = state_.Find(number);
   return record == nullptr || IsRoot(*record) ? 0 : number;
 }

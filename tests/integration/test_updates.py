@@ -233,6 +233,37 @@ def test_a_version_on_probation_is_confirmed_by_hand(trained, server):
     assert metrics(server, "espalier_update_probation") == {("digits",): 0}
 
 
+def test_a_probation_goes_on_where_a_killed_server_left_it(trained, tmp_path):
+    folder, model = trained
+    seconds = 8
+
+    def serve():
+        return harness.Espalierd(
+            folder / "models",
+            "--update_address=127.0.0.1:0",
+            signed(folder),
+            state_dir=tmp_path / "s",
+        )
+
+    with serve() as server:
+        probation = updates.Probation(seconds=seconds, max_error_rate=0.1)
+        updates.push(model.deltas[2], to=server.update_url, probation=probation)
+        began = time.monotonic()
+        server.process.kill()
+        server.process.wait()
+    with serve() as server, updates.Client(server.update_url) as client:
+        assert client.versions("digits")[0].on_probation or time.monotonic() > began + seconds
+        while client.versions("digits")[0].on_probation:
+            assert time.monotonic() < began + seconds + 30
+            time.sleep(0.1)
+        assert time.monotonic() > began + seconds - 1
+        assert infer(server, model)[0] == 2
+        log = client.log("digits")
+        assert [record.action for record in log[-3:]] == ["activated", "activated", "confirmed"]
+        assert log[-3].reason.startswith("on probation until 2")
+        assert log[-2].reason == "start 1 on probation"
+
+
 def test_metrics_count_what_came_and_what_became_of_it(trained, server):
     _, model = trained
     updates.push(model.deltas[2], to=server.update_url)

@@ -27,7 +27,7 @@ TEST(UpdateMessagesTest, AVersionTravelsWhole) {
   versions.staged = 3;
   versions.shadow = 1;
   versions.store.model = "m";
-  versions.store.confirmed = false;
+  versions.store.probation.emplace();
   versions.store.accepted_sequence = 40;
   updates::VersionRecord record;
   record.number = 2;

@@ -10,6 +10,8 @@ using updates::testing::Fault;
 using updates::testing::Loss;
 using updates::testing::SimulatedFileSystem;
 
+const ProbationOptions kTerms = {.duration = absl::Hours(1), .max_error_rate = 0.25};
+
 class UpdateCrashTest : public espalier::testing::UpdateFixture {
  protected:
   void SetUp() override {
@@ -30,7 +32,7 @@ class UpdateCrashTest : public espalier::testing::UpdateFixture {
   void Live() {
     (void)Push(delta_);
     EXPECT_EQ(Ask(), 1);
-    const bool activated = updates_->Activate("m", 2).ok();
+    const bool activated = updates_->Activate("m", 2, kTerms).ok();
     EXPECT_EQ(Ask(), activated ? 2 : 1);
     if (!activated) return;
     const bool back = updates_->Rollback("m", "a test").ok();
@@ -59,7 +61,11 @@ TEST_F(UpdateCrashTest, APowerLossAtAnyCallLeavesExactlyTheOldOrTheNewVersion) {
     StartServer();
     const int64_t serving = Ask();
     EXPECT_TRUE(serving == 1 || serving == 2);
-    EXPECT_EQ(serving, Versions().store.active);
+    const updates::StoreState state = Versions().store;
+    EXPECT_EQ(serving, state.active);
+    // With its terms, until it was given up: to go forth to it again asks nothing of it.
+    EXPECT_EQ(state.probation.has_value(), serving == 2 && state.Find(2)->activation == 2);
+    EXPECT_TRUE(!state.probation || state.probation->terms == kTerms);
     // And it goes on from there.
     ASSERT_TRUE(Push(delta_).ok());
     ASSERT_TRUE(updates_->Activate("m", 2).ok());

@@ -61,6 +61,31 @@ class UpdateProbationTest : public espalier::testing::UpdateFixture {
     repository_.Write("m/golden/one/outputs/y.npy",
                       Npy("<f4", "(1, 16)", Bytes(publisher_.weights(number).Answer(x))));
   }
+  static absl::Status AskOf(const VersionHandle& version) {
+    espalier::testing::TestRequest request;
+    request.AddInput("x", "FP32", {1, 24}, Bytes(SomeInput(1)));
+    request.Submit(version);
+    return request.status();
+  }
+  // Requests that the model fails.
+  void AskInVain(int count) {
+    control_->runs_fail = true;
+    const VersionHandle asked = *manager_->Find("m", "");
+    for (int i = 0; i < count; ++i) EXPECT_EQ(AskOf(asked).code(), StatusCode::kInternal);
+    control_->runs_fail = false;
+  }
+  void ActivateTwo(const ProbationOptions& terms) {
+    Stage(1, 2);
+    const absl::Status status = updates_->Activate("m", 2, terms);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  // By itself, from version 2 to version 1.
+  void ExpectReverted() {
+    EXPECT_TRUE(Eventually([&] { return StateOf(2) == UpdateState::kQuarantined; }));
+    EXPECT_TRUE(Eventually([&] { return Versions().serving == 1; }));
+    EXPECT_EQ(Ask(), 1);
+    EXPECT_TRUE(Eventually([&] { return Counts().quarantined == 1u; }));
+  }
   void Stage(int64_t base, int64_t number) {
     publisher_.MakeVersion(base, number);
     ASSERT_EQ(*Push(publisher_.Delta(base, number)), number);
@@ -72,7 +97,7 @@ TEST_F(UpdateProbationTest, AVersionIsUnconfirmedUntilItIsConfirmed) {
   Stage(1, 2);
   ASSERT_TRUE(
       updates_->Activate("m", 2, ProbationOptions{.duration = absl::InfiniteDuration()}).ok());
-  EXPECT_FALSE(Versions().store.confirmed);
+  EXPECT_TRUE(Versions().store.probation);
   EXPECT_TRUE(Counts().on_probation);
   // The next one can be received meanwhile, but not served, and the way back stays at hand.
   Stage(2, 3);
@@ -88,7 +113,7 @@ TEST_F(UpdateProbationTest, AVersionIsConfirmedWhenItsTimeIsUp) {
   Stage(1, 2);
   ASSERT_TRUE(
       updates_->Activate("m", 2, ProbationOptions{.duration = absl::Milliseconds(30)}).ok());
-  EXPECT_TRUE(Eventually([&] { return Versions().store.confirmed; }));
+  EXPECT_TRUE(Eventually([&] { return !Versions().store.probation; }));
   EXPECT_EQ(Ask(), 2);
 }
 
@@ -165,13 +190,7 @@ TEST_F(UpdateProbationTest, ACanaryThatAnswersNaNIsQuarantined) {
   });
   EXPECT_TRUE(Eventually([&] { return StateOf(2) == UpdateState::kCanary; }));
   ASSERT_TRUE(Eventually([&] { return (*manager_->Find("m", ""))->version() == 2; }));
-  VersionHandle canary = *manager_->Find("m", "");
-  const std::vector<float> x = SomeInput(1);
-  espalier::testing::TestRequest request;
-  request.AddInput("x", "FP32", {1, 24}, Bytes(x));
-  request.Submit(canary);
-  canary.reset();
-  ASSERT_TRUE(request.status().ok());
+  ASSERT_TRUE(AskOf(*manager_->Find("m", "")).ok());
   activating.join();
   EXPECT_EQ(activated.code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(activated.message()), HasSubstr("NaN"));
@@ -198,23 +217,95 @@ TEST_F(UpdateProbationTest, AnUnloadEndsACanaryWithoutJudgingIt) {
 
 TEST_F(UpdateProbationTest, AVersionThatFailsRequestsOnProbationIsRevertedByItself) {
   StartServer();
+  ActivateTwo({.duration = absl::Seconds(60), .max_error_rate = 0.5});
+  AskInVain(20);
+  ExpectReverted();
+}
+
+TEST_F(UpdateProbationTest, AVersionThatAnswersNaNOnProbationIsRevertedWithoutACanary) {
+  StartServer();
+  LinearWeights bad = publisher_.weights(1);
+  bad.w[3] = std::numeric_limits<float>::infinity();
+  publisher_.SetVersion(2, bad);
+  ASSERT_EQ(*Push(publisher_.Delta(1, 2)), 2);
+  ASSERT_TRUE(updates_->Activate("m", 2, ProbationOptions{.duration = absl::Hours(1)}).ok());
+  EXPECT_TRUE(AskOf(*manager_->Find("m", "")).ok());
+  ExpectReverted();
+}
+
+// --- over restarts ---------------------------------------------------------------------------------
+
+TEST_F(UpdateProbationTest, AfterARestartAVersionIsJudgedByItsOwnTerms) {
+  StartServer();
+  ActivateTwo({.duration = absl::Hours(1), .max_error_rate = 0.5});
+  RestartServer();
+  EXPECT_EQ(Ask(), 2);
+  AskInVain(20);
+  ExpectReverted();
+}
+
+TEST_F(UpdateProbationTest, AfterARestartItIsComparedWithWhatTheOldOneHadDone) {
+  StartServer();
+  for (int i = 0; i < 20; ++i) Ask();
+  AskInVain(20);
+  ActivateTwo({.duration = absl::Hours(1), .max_error_rate = 0.2});
+  RestartServer();
+  EXPECT_EQ(Versions().store.probation->old.answered, 20u);
+  EXPECT_EQ(Versions().store.probation->old.failed, 20u);
+  for (int i = 0; i < 20; ++i) Ask();
+  AskInVain(40);  // more than the old one failed, by less than is allowed
+  absl::SleepFor(absl::Milliseconds(300));
+  EXPECT_EQ(StateOf(2), UpdateState::kLive);
+  AskInVain(40);
+  ExpectReverted();
+}
+
+TEST_F(UpdateProbationTest, AfterARestartAVersionHasWhatIsLeftOfItsTime) {
+  StartServer();
+  ActivateTwo({.duration = absl::Seconds(3)});
+  const auto before = Versions().store.probation;
+  StopServer();
+  const auto durable =
+      updates::ReadStoreState(updates::PosixFileSystem(), state_.path() + "/models/m/state");
+  ASSERT_TRUE(durable.ok()) << durable.status();
+  ASSERT_TRUE(durable->probation) << "it was stopped too late";
+  EXPECT_EQ(durable->probation, before);
+  StartServer();
+  EXPECT_TRUE(Eventually([&] { return !Versions().store.probation; }));
+  EXPECT_GE(absl::Now(), absl::FromUnixMicros(before->until_micros));
+  EXPECT_EQ(Ask(), 2);
+}
+
+TEST_F(UpdateProbationTest, AVersionWhoseTimeEndedMeanwhileIsConfirmed) {
+  StartServer();
+  ActivateTwo({.duration = absl::Milliseconds(700), .max_error_rate = 0.001});
+  const absl::Time until = absl::FromUnixMicros(Versions().store.probation->until_micros);
+  StopServer();
+  absl::SleepFor(until - absl::Now());
+  StartServer();
+  EXPECT_TRUE(Eventually([&] { return !Versions().store.probation; }));
+  EXPECT_EQ(StateOf(2), UpdateState::kLive);
+  EXPECT_EQ(updates_->Audit("m", 1)->back().action, updates::AuditAction::kConfirmed);
+}
+
+TEST_F(UpdateProbationTest, AModelThatIsLoadedAgainIsJudgedAgain) {
+  StartServer();
+  ActivateTwo({.duration = absl::Hours(1), .max_error_rate = 0.5});
+  ASSERT_TRUE(manager_->Unload("m").ok());
+  ASSERT_TRUE(Load("m").ok());
+  EXPECT_EQ(Ask(), 2);
+  AskInVain(20);
+  ExpectReverted();
+}
+
+TEST_F(UpdateProbationTest, TermsThatMeanNothingAreRefused) {
+  StartServer();
   Stage(1, 2);
-  ASSERT_TRUE(
-      updates_
-          ->Activate("m", 2, ProbationOptions{.duration = absl::Seconds(60), .max_error_rate = 0.5})
-          .ok());
-  control_->runs_fail = true;
-  for (int i = 0; i < 20; ++i) {
-    espalier::testing::TestRequest request;
-    request.AddInput("x", "FP32", {1, 24}, Bytes(SomeInput(1)));
-    request.Submit(*manager_->Find("m", "2"));
-    EXPECT_EQ(request.status().code(), StatusCode::kInternal);
-  }
-  control_->runs_fail = false;
-  EXPECT_TRUE(Eventually([&] { return StateOf(2) == UpdateState::kQuarantined; }));
-  EXPECT_TRUE(Eventually([&] { return Versions().serving == 1; }));
+  EXPECT_EQ(updates_->Activate("m", 2, ProbationOptions{.canary_share = 1.5}).code(),
+            StatusCode::kInvalidArgument);
   EXPECT_EQ(Ask(), 1);
-  EXPECT_TRUE(Eventually([&] { return Counts().quarantined == 1u; }));
+  options_.probation.max_error_rate = -1;
+  EXPECT_EQ(UpdateManager::Create(options_).status().code(), StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -23,10 +23,16 @@ using testing::Publisher;
 using testing::SimulatedFileSystem;
 using testing::UnsignedPolicy;
 
+const Probation kTerms = {
+    .terms = {.duration = absl::Minutes(10), .max_error_rate = 0.25, .max_latency_ratio = 1.5},
+    .until_micros = (kNow + 600) * 1'000'000,
+    .old = {.answered = 1000, .failed = 3, .compute_nanos = 7'000'000'000}};
+
 // What a step was to lead to, if it succeeds.
 struct Expected {
   int64_t active = 1;
   int64_t sequence = 0;
+  std::optional<Probation> probation = std::nullopt;
   bool operator==(const Expected&) const = default;
 };
 
@@ -113,12 +119,13 @@ std::vector<LifeStep> Steps() {
     steps.push_back({absl::StrCat("stage ", number),
                      [=](Life& life) { return life.Stage(Bytes(base, number, number)); }, nothing});
   };
-  const auto activate = [&](int64_t number, Probation probation = Probation::kNone) {
+  const auto activate = [&](int64_t number, std::optional<Probation> probation = std::nullopt) {
     steps.push_back({absl::StrCat("activate ", number),
                      [=](Life& life) { return life.store()->Activate(number, probation); },
                      [=](Expected& expected) {
                        expected.active = number;
                        expected.sequence = std::max(expected.sequence, number);
+                       expected.probation = probation;
                      }});
   };
   const auto call = [&](const std::string& name, std::function<absl::Status(VersionStore&)> run) {
@@ -131,17 +138,22 @@ std::vector<LifeStep> Steps() {
                        if (life.store()->List().active == to) return absl::OkStatus();
                        return run(*life.store());
                      },
-                     [=](Expected& expected) { expected.active = to; }});
+                     [=](Expected& expected) {
+                       expected.active = to;
+                       expected.probation.reset();
+                     }});
   };
   steps.push_back({"open", open, nothing});
   stage(1, 2);
   activate(2);
   stage(2, 3);
   call("canary", [](VersionStore& store) { return store.StartCanary(3); });
-  activate(3, Probation::kUntilConfirmed);
-  call("confirm", [](VersionStore& store) { return store.Confirm(3); });
+  activate(3, kTerms);
+  steps.push_back({"reopen on probation", open, nothing});
+  steps.push_back({"confirm", [](Life& life) { return life.store()->Confirm(3); },
+                   [](Expected& expected) { expected.probation.reset(); }});
   stage(3, 4);
-  activate(4, Probation::kUntilConfirmed);
+  activate(4, Probation());
   back(3, [](VersionStore& store) { return store.Quarantine(4, "breach"); });
   steps.push_back({"reopen", open, nothing});
   stage(3, 5);
@@ -178,11 +190,13 @@ Fate Live(Life& life, const std::vector<LifeStep>& steps, size_t from = 0, Expec
 
 void ExpectOldOrNew(const VersionStore& store, const Fate& fate) {
   const StoreState state = store.List();
-  const Expected found{state.active, state.accepted_sequence};
+  const Expected found{state.active, state.accepted_sequence, state.probation};
   EXPECT_TRUE(found == fate.certain || found == fate.possible)
       << "active " << found.active << " sequence " << found.sequence << ", expected "
       << fate.certain.active << " (" << fate.certain.sequence << ") or " << fate.possible.active
-      << " (" << fate.possible.sequence << ")";
+      << " (" << fate.possible.sequence << "), on probation " << found.probation.has_value()
+      << ", expected " << fate.certain.probation.has_value() << " or "
+      << fate.possible.probation.has_value();
   ExpectWeights(store, ThePublisher(), state.active);
   for (const VersionRecord& record : state.versions) {
     EXPECT_EQ(record.weights, ThePublisher().digest(record.number));
@@ -200,7 +214,7 @@ void ExpectGoesOnWorking(Life& life) {
   const int64_t next = 100 + state.active;
   auto status = life.Stage(Bytes(state.active, next, next));
   ASSERT_TRUE(status.ok()) << status;
-  ASSERT_TRUE(store.Activate(next, Probation::kNone).ok());
+  ASSERT_TRUE(store.Activate(next).ok());
   ExpectWeights(store, ThePublisher(), next);
   status = store.Compact();
   ASSERT_TRUE(status.ok()) << status;

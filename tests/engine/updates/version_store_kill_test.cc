@@ -82,7 +82,7 @@ std::string NextDelta(const VersionStore& store, const VersionRecord& active, in
     ++number;
     if (!testing::Push(**store, NextDelta(**store, active, number, random)).ok()) _exit(4);
     say(0, number);
-    if (!(*store)->Activate(number, Probation::kNone).ok()) _exit(5);
+    if (!(*store)->Activate(number).ok()) _exit(5);
     say(1, number);
     if (random() % 4 == 0) {
       say(0, active.number);

@@ -28,6 +28,17 @@ using testing::UnsignedPolicy;
 
 constexpr absl::StatusCode kPrecondition = absl::StatusCode::kFailedPrecondition;
 
+Probation SomeProbation() {
+  return {.terms = {.duration = absl::Minutes(10),
+                    .canary_share = 0.05,
+                    .canary_duration = absl::Milliseconds(1500),
+                    .max_error_rate = 0.25,
+                    .max_latency_ratio = 1.5,
+                    .golden_requests = true},
+          .until_micros = 1'800'000'600'000'000,
+          .old = {.answered = 1000, .failed = 3, .compute_nanos = 7'000'000'000}};
+}
+
 class VersionStoreTest : public ::testing::Test {
  protected:
   VersionStoreTest() { EXPECT_TRUE(EnsureFolder(disk_, "/s").ok()); }
@@ -58,7 +69,7 @@ class VersionStoreTest : public ::testing::Test {
     ASSERT_TRUE(status.ok()) << status;
   }
   void Activate(int64_t base, int64_t number, int64_t sequence,
-                Probation probation = Probation::kNone) {
+                std::optional<Probation> probation = std::nullopt) {
     Stage(base, number, sequence);
     const auto status = store_->Activate(number, probation);
     ASSERT_TRUE(status.ok()) << status;
@@ -114,10 +125,10 @@ TEST_F(VersionStoreTest, ReceivingBecomesVerifiedStagedAndLive) {
   ASSERT_TRUE(store_->Stage(*std::move(verified)).ok());
   EXPECT_EQ(StateOf(2), kStaged);
   EXPECT_EQ(Active(), 1);
-  ASSERT_TRUE(store_->Activate(2, Probation::kNone).ok());
+  ASSERT_TRUE(store_->Activate(2).ok());
   EXPECT_EQ(StateOf(2), kLive);
   EXPECT_EQ(StateOf(1), kSuperseded);
-  EXPECT_TRUE(store_->Activate(2, Probation::kNone).ok()) << "it is active already";
+  EXPECT_TRUE(store_->Activate(2).ok()) << "it is active already";
   ExpectWeights(*store_, publisher_, 2);
   disk_.Restart(Loss::kUnsynced);
   Reopen();
@@ -137,13 +148,13 @@ TEST_F(VersionStoreTest, ACanaryGoesLiveEndsOrIsRefused) {
   Reopen();
   EXPECT_EQ(StateOf(2), kStaged) << "a canary ends with the process";
   ASSERT_TRUE(store_->StartCanary(2).ok());
-  ASSERT_TRUE(store_->Activate(2, Probation::kNone).ok());
+  ASSERT_TRUE(store_->Activate(2).ok());
   EXPECT_EQ(StateOf(2), kLive);
   Stage(2, 3, 11);
   ASSERT_TRUE(store_->StartCanary(3).ok());
   ASSERT_TRUE(store_->Refuse(3, "drift").ok());
   EXPECT_EQ(StateOf(3), kRefused);
-  ExpectStatus(store_->Activate(3, Probation::kNone), kPrecondition, "is REFUSED");
+  ExpectStatus(store_->Activate(3), kPrecondition, "is REFUSED");
   EXPECT_EQ(Active(), 2);
 }
 
@@ -176,7 +187,7 @@ TEST_F(VersionStoreTest, ActivatingALaterVersionSupersedesTheOnesOnItsWay) {
   Stage(2, 3, 11);
   Stage(3, 4, 12);
   ASSERT_TRUE(store_->StartCanary(3).ok());
-  ASSERT_TRUE(store_->Activate(4, Probation::kNone).ok());
+  ASSERT_TRUE(store_->Activate(4).ok());
   EXPECT_EQ(StateOf(2), kSuperseded);
   EXPECT_EQ(StateOf(3), kSuperseded);
   ExpectWeights(*store_, publisher_, 4);
@@ -193,32 +204,62 @@ TEST_F(VersionStoreTest, RollbackGoesBackStepByStepAndForwardAgain) {
   EXPECT_EQ(StateOf(2), kLive);
   EXPECT_EQ(store_->Rollback("still worse").value(), 1);
   ExpectStatus(store_->Rollback("?").status(), kPrecondition, "no earlier one");
-  ASSERT_TRUE(store_->Activate(3, Probation::kNone).ok()) << "forward, though its sequence is old";
+  ASSERT_TRUE(store_->Activate(3).ok()) << "forward, though its sequence is old";
   EXPECT_EQ(Active(), 3);
   EXPECT_EQ(store_->Rollback("").value(), 1) << "what it replaced this time";
   ExpectStatus(store_->Rollback("", 9).status(), kPrecondition, "");
   Reopen();
   EXPECT_EQ(Active(), 1);
-  ExpectStatus(store_->Activate(9, Probation::kNone), absl::StatusCode::kNotFound, "version 9");
+  ExpectStatus(store_->Activate(9), absl::StatusCode::kNotFound, "version 9");
 }
 
 TEST_F(VersionStoreTest, ProbationEndsByConfirmationOrQuarantine) {
-  Activate(1, 2, 10, Probation::kUntilConfirmed);
+  Activate(1, 2, 10, Probation());
   Stage(2, 3, 11);
-  ExpectStatus(store_->Activate(3, Probation::kNone), kPrecondition, "on probation");
+  ExpectStatus(store_->Activate(3), kPrecondition, "on probation");
   ExpectStatus(store_->Confirm(1), kPrecondition, "version 2 is");
   ASSERT_TRUE(store_->Confirm(2).ok());
   ASSERT_TRUE(store_->Confirm(2).ok());
-  EXPECT_TRUE(store_->List().confirmed);
-  ASSERT_TRUE(store_->Activate(3, Probation::kUntilConfirmed).ok());
+  EXPECT_FALSE(store_->List().probation);
+  ASSERT_TRUE(store_->Activate(3, Probation()).ok());
   ASSERT_TRUE(store_->Quarantine(3, "NaN in the output").ok());
   EXPECT_EQ(StateOf(3), kQuarantined);
   EXPECT_EQ(Active(), 2);
-  EXPECT_TRUE(store_->List().confirmed);
-  ExpectStatus(store_->Activate(3, Probation::kNone), kPrecondition, "QUARANTINED");
+  EXPECT_FALSE(store_->List().probation);
+  ExpectStatus(store_->Activate(3), kPrecondition, "QUARANTINED");
   const std::string again = publisher_.MakeDelta(2, 3, 20).Bytes();
   ExpectStatus(Push(*store_, again), kPrecondition, "QUARANTINED: NaN in the output");
   EXPECT_EQ(LastAudit().reason.substr(0, 27), "the delta leads to weights ");
+}
+
+TEST_F(VersionStoreTest, TheTermsOfAProbationOutliveRestartsAndEndWithIt) {
+  const Probation terms = SomeProbation();
+  Activate(1, 2, 10, terms);
+  EXPECT_EQ(LastAudit().reason, "on probation until 2027-01-15T08:10:00Z");
+  for (int start = 1; start <= 2; ++start) {
+    Reopen();
+    EXPECT_EQ(store_->List().probation, terms) << start;
+  }
+  ASSERT_TRUE(store_->Confirm(2).ok());
+  Reopen();
+  EXPECT_FALSE(store_->List().probation);
+  Activate(2, 3, 11, Probation());
+  EXPECT_EQ(LastAudit().reason, "on probation until it is confirmed");
+  ASSERT_TRUE(store_->Rollback("").ok());
+  Reopen();
+  EXPECT_FALSE(store_->List().probation) << "of the version that was given up";
+}
+
+TEST_F(VersionStoreTest, TermsThatMeanNothingAreNotKept) {
+  Stage(1, 2, 10);
+  for (const ProbationOptions& terms : std::vector<ProbationOptions>{
+           {.duration = absl::Seconds(-1)},
+           {.canary_share = 1.5},
+           {.max_error_rate = std::numeric_limits<double>::quiet_NaN()},
+           {.max_latency_ratio = std::numeric_limits<double>::infinity()}})
+    EXPECT_FALSE(store_->Activate(2, Probation{.terms = terms}).ok());
+  Reopen();
+  EXPECT_EQ(Active(), 1);
 }
 
 TEST_F(VersionStoreTest, QuarantineOfAnyThatServedAndOfACanary) {
@@ -241,7 +282,7 @@ TEST_F(VersionStoreTest, QuarantineOfAnyThatServedAndOfACanary) {
 }
 
 TEST_F(VersionStoreTest, AVersionThatNeverConfirmsIsGivenUpAfterSomeStarts) {
-  Activate(1, 2, 10, Probation::kUntilConfirmed);
+  Activate(1, 2, 10, Probation());
   for (int start = 1; start <= 3; ++start) {
     Reopen();
     EXPECT_EQ(Active(), 2) << start;
@@ -280,7 +321,7 @@ TEST_F(VersionStoreTest, SequencesNeverGoBackAndAgreeWithRollback) {
   Stage(2, 5, 15);
   ExpectStatus(Push(*store_, Bytes(2, 6, 15)), kPrecondition, "which version 5 has");
   ExpectStatus(Push(*store_, Bytes(5, 7, 14)), kPrecondition, "its base has 15");
-  ASSERT_TRUE(store_->Activate(5, Probation::kUntilConfirmed).ok());
+  ASSERT_TRUE(store_->Activate(5, Probation()).ok());
   ASSERT_TRUE(store_->Quarantine(5, "breach").ok());
   EXPECT_EQ(Active(), 2);
   EXPECT_EQ(store_->List().accepted_sequence, 15) << "reverting does not open the door again";
@@ -293,7 +334,7 @@ TEST_F(VersionStoreTest, SequencesNeverGoBackAndAgreeWithRollback) {
 TEST_F(VersionStoreTest, AStagedVersionThatWasOvertakenCannotBeActivated) {
   Stage(1, 2, 10);
   Activate(1, 3, 11);
-  ExpectStatus(store_->Activate(2, Probation::kNone), kPrecondition, "11 was active already");
+  ExpectStatus(store_->Activate(2), kPrecondition, "11 was active already");
 }
 
 TEST_F(VersionStoreTest, ADeltaForWhatIsNotHereIsRefused) {
@@ -320,7 +361,7 @@ TEST_F(VersionStoreTest, ANewVersionOfTheRepositoryJoinsTheSameNumbers) {
   store_ = *std::move(store);
   EXPECT_EQ(Active(), 2);
   EXPECT_EQ(StateOf(7), kStaged);
-  ASSERT_TRUE(store_->Activate(7, Probation::kNone).ok());
+  ASSERT_TRUE(store_->Activate(7).ok());
   ExpectWeights(*store_, publisher_, 7);
   ExpectWeights(*store_, publisher_, 2);
   EXPECT_EQ(store_->JournalsBetween(2, 7).status().code(), absl::StatusCode::kNotFound);
@@ -531,7 +572,7 @@ TEST_F(VersionStoreTest, TheAuditLogSaysWhoSignedAndWhatServedBeforeAndAfter) {
   ReceivePolicy policy = UnsignedPolicy();
   policy.trust = TrustPolicy{{key.Public().value()}, 1};
   ASSERT_TRUE(Push(*store_, publisher_.MakeDelta(1, 2, 10).Bytes({key}), policy).ok());
-  ASSERT_TRUE(store_->Activate(2, Probation::kUntilConfirmed).ok());
+  ASSERT_TRUE(store_->Activate(2, Probation()).ok());
   ASSERT_TRUE(store_->Confirm(2).ok());
   ASSERT_TRUE(store_->Rollback("on a hunch").ok());
   std::vector<AuditAction> actions;
@@ -568,9 +609,10 @@ TEST_F(VersionStoreTest, ADamagedMissingOrNewerFileIsToldByName) {
   store_.reset();
   const std::string path = "/s/models/digits/state", good = disk_.Contents(path);
   std::string newer = good;
-  newer[8] = 2;
+  newer[8] = 3;
   disk_.Put(path, newer);
-  ExpectStatus(TryOpen().status(), absl::StatusCode::kUnimplemented, "state' has format version 2");
+  ExpectStatus(TryOpen().status(), absl::StatusCode::kUnimplemented,
+               "state' has format version 3, this build reads up to 2");
   for (size_t at = 0; at < good.size(); at += 3) {
     std::string bad = good;
     bad[at] = static_cast<char>(bad[at] ^ 1);
@@ -674,11 +716,12 @@ TEST_F(VersionStoreTest, OnAFullDiskWhatIsReceivedGivesWayToADecision) {
   EXPECT_EQ(Active(), 1);
 }
 
-TEST(StoreStateTest, TheFirstOneEverWrittenIsStillRead) {
+// Of the first format: a version on probation, whose terms that did not keep.
+StoreState SomeState() {
   StoreState state;
   state.model = "digits";
   state.active = 2;
-  state.confirmed = false;
+  state.probation.emplace();
   state.accepted_sequence = 10;
   state.used_up = 1;
   state.activations = 5;
@@ -692,6 +735,11 @@ TEST(StoreStateTest, TheFirstOneEverWrittenIsStillRead) {
   state.Add({.number = 5, .weights = Sha256Of("5"), .state = kStaged, .repository = true});
   state.quarantined = {Sha256Of("q")};
   state.pending = {AuditRecord{8, 1, AuditAction::kActivated, 2}};
+  return state;
+}
+
+TEST(StoreStateTest, TheFirstOneEverWrittenIsStillRead) {
+  StoreState state = SomeState();
   SimulatedFileSystem disk;
   ASSERT_TRUE(WriteStoreState(disk, "/now", state).ok());
   EXPECT_EQ(ReadStoreState(disk, "/now").value(), state);
@@ -700,6 +748,60 @@ TEST(StoreStateTest, TheFirstOneEverWrittenIsStillRead) {
   state.active = 5;
   EXPECT_EQ(WriteStoreState(disk, "/now", state).code(), absl::StatusCode::kInternal)
       << "the active version is LIVE, and no other";
+}
+
+TEST(StoreStateTest, TheFirstOneWithTermsIsStillRead) {
+  StoreState state = SomeState();
+  state.probation = SomeProbation();
+  SimulatedFileSystem disk;
+  ASSERT_TRUE(WriteStoreState(disk, "/now", state).ok());
+  EXPECT_EQ(ReadStoreState(disk, "/now").value(), state);
+  disk.Put("/state", GoldenFile("state-2", disk.Contents("/now")));
+  EXPECT_EQ(ReadStoreState(disk, "/state").value(), state);
+}
+
+TEST(StoreStateTest, WhatAnOlderBuildCanSayIsWrittenAsItWroteIt) {
+  StoreState state = SomeState();
+  state.probation.reset();
+  SimulatedFileSystem disk;
+  ASSERT_TRUE(WriteStoreState(disk, "/now", state).ok());
+  EXPECT_EQ(disk.Contents("/now")[8], 1);
+  state.probation = SomeProbation();
+  ASSERT_TRUE(WriteStoreState(disk, "/now", state).ok());
+  EXPECT_EQ(disk.Contents("/now")[8], 2);
+}
+
+TEST(ProbationTest, IsReadAsItWasWrittenAndNothingElseIs) {
+  for (const absl::Duration duration :
+       {absl::Microseconds(1), absl::Hours(24), absl::InfiniteDuration()}) {
+    Probation probation = SomeProbation();
+    probation.terms.duration = duration;
+    ByteWriter out;
+    SerializeProbation(out, probation);
+    ByteReader whole(out.bytes());
+    EXPECT_EQ(ParseProbation(whole).value(), probation);
+    for (size_t cut = 0; cut < out.size(); ++cut) {
+      ByteReader reader(absl::string_view(out.bytes()).substr(0, cut));
+      EXPECT_FALSE(ParseProbation(reader).ok()) << cut;
+    }
+  }
+  Probation wrong = SomeProbation();
+  wrong.terms.max_error_rate = 1.5;
+  ByteWriter out;
+  SerializeProbation(out, wrong);
+  ByteReader reader(out.bytes());
+  ExpectStatus(ParseProbation(reader).status(), absl::StatusCode::kInvalidArgument,
+               "error rate is 1.5");
+}
+
+TEST(ProbationTest, EndsByTheClockUnlessItHasNoEnd) {
+  const absl::Time now = absl::FromUnixSeconds(kNow);
+  const Conduct old{.answered = 5, .failed = 1, .compute_nanos = 9, .nonfinite_batches = 2};
+  EXPECT_FALSE(BeginProbation({.canary_share = 1}, old, now));
+  const auto tenth = BeginProbation({.duration = absl::Milliseconds(100)}, old, now);
+  EXPECT_EQ(tenth->until_micros, kNow * 1'000'000 + 100'000);
+  EXPECT_EQ(tenth->old, (Conduct{.answered = 5, .failed = 1, .compute_nanos = 9}));
+  EXPECT_EQ(BeginProbation({.duration = absl::InfiniteDuration()}, old, now)->until_micros, 0);
 }
 
 }  // namespace
