@@ -41,6 +41,13 @@ absl::Status InRange(absl::string_view field, double value, double most) {
       absl::StrCat("probation.", field, " is ", value, ", expected 0 to ", most));
 }
 
+// To the microsecond, as it is kept; what nobody lives to see has no end.
+absl::Duration DurationOf(double seconds) {
+  constexpr double kNoEnd = 1e11;
+  if (seconds >= kNoEnd) return absl::InfiniteDuration();
+  return absl::Floor(absl::Seconds(seconds), absl::Microseconds(1));
+}
+
 constexpr absl::Duration kLongestTransaction = absl::Hours(24);
 
 // host:port of characters that addresses have; no scheme of gRPC's, such as a local path.
@@ -102,13 +109,24 @@ absl::StatusOr<runtime::ProbationOptions> ReadProbation(const v1::Probation& pro
     if (!status.ok()) return status;
   }
   runtime::ProbationOptions options;
-  options.duration = absl::Seconds(probation.seconds());
+  options.duration = DurationOf(probation.seconds());
   options.canary_share = probation.canary_share();
-  options.canary_duration = absl::Seconds(probation.canary_seconds());
+  options.canary_duration = DurationOf(probation.canary_seconds());
   if (probation.max_error_rate() > 0) options.max_error_rate = probation.max_error_rate();
   options.max_latency_ratio = probation.max_latency_ratio();
   options.golden_requests = probation.golden_requests();
   return options;
+}
+
+v1::Probation ToMessage(const runtime::ProbationOptions& options) {
+  v1::Probation message;
+  message.set_seconds(absl::ToDoubleSeconds(options.duration));
+  message.set_canary_share(options.canary_share);
+  message.set_canary_seconds(absl::ToDoubleSeconds(options.canary_duration));
+  message.set_max_error_rate(options.max_error_rate < 1 ? options.max_error_rate : 0);
+  message.set_max_latency_ratio(options.max_latency_ratio);
+  message.set_golden_requests(options.golden_requests);
+  return message;
 }
 
 v1::VersionState ToMessage(updates::UpdateState state) {
@@ -121,7 +139,11 @@ v1::ModelVersions ToMessage(const runtime::ModelVersions& versions) {
   message.set_serving(versions.serving);
   message.set_staged(versions.staged);
   message.set_shadow(versions.shadow);
-  message.set_on_probation(versions.store.probation.has_value());
+  if (const auto& probation = versions.store.probation) {
+    message.set_on_probation(true);
+    const absl::Time ends = absl::FromUnixMicros(probation->until_micros);
+    message.set_probation_ends(absl::ToUnixSeconds(ends + absl::Microseconds(999'999)));
+  }
   message.set_accepted_sequence(versions.store.accepted_sequence);
   for (const updates::VersionRecord& record : versions.store.versions)
     *message.add_versions() = VersionMessage(record);
@@ -173,6 +195,8 @@ v1::GetTransactionResponse ToMessage(const std::string& model,
   fields.set_version(transaction.version);
   for (const std::string& address : transaction.participants) fields.add_participants(address);
   fields.set_expires_seconds(transaction.expires_seconds);
+  if (transaction.probation != runtime::ProbationOptions())
+    *fields.mutable_probation() = ToMessage(transaction.probation);
   message.set_state(ToMessage(transaction.decision));
   message.set_self(static_cast<int32_t>(transaction.self));
   message.set_done(transaction.done);
@@ -194,6 +218,11 @@ absl::StatusOr<updates::FleetTransaction> ReadTransaction(
     transaction.participants.push_back(address);
   }
   transaction.self = request.self();
+  if (message.has_probation()) {
+    const auto probation = ReadProbation(message.probation());
+    if (!probation.ok()) return probation.status();
+    transaction.probation = *probation;
+  }
   transaction.expires_seconds = message.expires_seconds();
   const absl::Time latest = absl::Now() + kLongestTransaction;
   if (message.expires_seconds() > absl::ToUnixSeconds(latest)) {

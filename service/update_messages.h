@@ -22,6 +22,7 @@ absl::Status CheckModelName(const std::string& model);
 absl::Status CheckVersion(int64_t version);
 absl::StatusOr<updates::Digest> ReadDigest(absl::string_view field, absl::string_view bytes);
 absl::StatusOr<runtime::ProbationOptions> ReadProbation(const v1::Probation& probation);
+v1::Probation ToMessage(const runtime::ProbationOptions& options);
 
 v1::VersionState ToMessage(updates::UpdateState state);
 v1::ModelVersions ToMessage(const runtime::ModelVersions& versions);

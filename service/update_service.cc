@@ -123,8 +123,9 @@ class Handlers final : public Base, public UpdateHandlers {
 
   grpc::Status PrepareTransaction(ServerContext* context,
                                   const v1::PrepareTransactionRequest* request,
-                                  v1::PrepareTransactionResponse*) override {
+                                  v1::PrepareTransactionResponse* response) override {
     const std::string& model = request->transaction().model();
+    response->set_probation(request->transaction().has_probation());
     return Answer(*context, Rpc::kPrepareTransaction, model, [&]() -> absl::Status {
       auto transaction = ReadTransaction(*request);
       if (!transaction.ok()) return transaction.status();

@@ -103,7 +103,8 @@ absl::Status ActivateOne(UpdateClient& client, const Delta& delta, const v1::Sta
 }
 
 absl::Status ActivateOnAll(UpdateClients clients, const std::vector<v1::StagedVersion>& staged,
-                           const Delta& delta, absl::Duration expiry) {
+                           const Delta& delta, absl::Duration expiry,
+                           const std::optional<v1::Probation>& probation) {
   UpdateClients waiting;  // those that serve it already have nothing to decide
   for (size_t i = 0; i < clients.size(); ++i) {
     if (staged[i].state() != v1::LIVE) waiting.push_back(std::move(clients[i]));
@@ -113,7 +114,8 @@ absl::Status ActivateOnAll(UpdateClients clients, const std::vector<v1::StagedVe
               << " serves on all " << staged.size() << " servers already\n";
     return absl::OkStatus();
   }
-  return CommitOnAll(waiting, {delta.model, staged.front().version(), delta.weights, expiry});
+  return CommitOnAll(waiting,
+                     {delta.model, staged.front().version(), delta.weights, expiry, probation});
 }
 
 absl::Status Run(const Args& args) {
@@ -133,12 +135,10 @@ absl::Status Run(const Args& args) {
   if (!delta.ok()) return delta.status();
   auto clients = ConnectUpdates(args, "to");
   if (!clients.ok()) return clients.status();
-  if (clients->size() > 1 && *probation) {
-    return WrongUsage(
-        absl::StrCat("--to stands for ", clients->size(),
-                     " servers, which take a version together: afterwards none of them may go back "
-                     "alone, so there "
-                     "is no probation. Try it on one of them first, or use --no_activate"));
+  if (clients->size() > 1 && *probation && CanaryTime(clients->size(), **probation) >= expiry) {
+    return WrongUsage(absl::StrCat("--expiry: the canaries of ", clients->size(), " servers take ",
+                                   absl::FormatDuration(CanaryTime(clients->size(), **probation)),
+                                   ", nobody has it serve after ", absl::FormatDuration(expiry)));
   }
   const auto staged = StageEverywhere(*clients, *delta);
   if (!staged.ok()) return staged.status();
@@ -151,7 +151,7 @@ absl::Status Run(const Args& args) {
   }
   if (clients->size() == 1)
     return ActivateOne(*clients->front(), *delta, staged->front(), *probation);
-  return ActivateOnAll(*std::move(clients), *staged, *delta, expiry);
+  return ActivateOnAll(*std::move(clients), *staged, *delta, expiry, *probation);
 }
 
 }  // namespace
@@ -178,6 +178,10 @@ serves keeps serving until the new version is checked and ready.
 Several servers take it all together or not at all. The first one decides, and what it decided stands:
 a server that was away asks another one, and serves what it served until it knows. They must reach one
 another under the addresses of --to, and have one token.
+
+With --golden or --canary each of several servers tries the version before it promises to serve it, the first one
+before the others; if it fails on one, none serves it. From then on each judges --probation for itself, and one on
+which it fails goes back alone: espalier delta versions MODEL --url A,B,... shows which, espalier delta log why.
 
 Examples:
   espalier delta push step.espd

@@ -33,7 +33,10 @@ std::string NumberText(int64_t number) { return number == 0 ? "" : absl::StrCat(
 
 void PrintModel(const std::string& server, const v1::ModelVersions& model) {
   std::cout << formats::Shown(model.model()) << " at " << server << ": version " << model.serving()
-            << " serves" << (model.on_probation() ? ", on probation" : "");
+            << " serves" << (model.on_probation() ? ", on probation until " : "");
+  if (model.on_probation())
+    std::cout << (model.probation_ends() == 0 ? "it is confirmed"
+                                              : TimeText(model.probation_ends()));
   if (model.staged() != 0) std::cout << "; version " << model.staged() << " is ready";
   std::cout << "; a delta must have a sequence above " << model.accepted_sequence() << "\n";
   Table table({">VERSION", "STATE", ">FROM", ">SEQUENCE", "SINCE", ">DELTA", "WEIGHTS", "REASON"});
@@ -51,6 +54,7 @@ void WriteModel(const std::string& server, const v1::ModelVersions& model, JsonW
   json.BeginObject().Key("server").String(server).Key("model").String(model.model());
   json.Key("serving").Int(model.serving()).Key("staged").Int(model.staged());
   json.Key("on_probation").Bool(model.on_probation());
+  json.Key("probation_ends").Int(model.probation_ends());
   json.Key("accepted_sequence").Int(model.accepted_sequence()).Key("versions").BeginArray();
   for (const v1::Version& version : model.versions()) {
     json.BeginObject().Key("version").Int(version.version());

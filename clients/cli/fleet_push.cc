@@ -7,6 +7,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 
 namespace espalier::cli {
@@ -28,9 +29,21 @@ std::string ResumeHint(const std::string& id, const UpdateClient& any) {
   return absl::StrCat("espalier delta push --resume ", id, " --to ", any.target());
 }
 
-void Tell(const UpdateClient& client, const std::string& model, int64_t version,
-          absl::string_view what) {
-  std::cout << absl::StrCat(client.target(), ": version ", version, " of ", model, " ", what, "\n")
+void TellServes(const UpdateClient& client, const v1::Transaction& transaction) {
+  std::cout << absl::StrCat(client.target(), ": version ", transaction.version(), " of ",
+                            transaction.model(), " serves",
+                            transaction.probation().seconds() > 0 ? ", on probation" : "", "\n")
+            << std::flush;
+}
+
+// Who went back alone, later, is for the servers to say.
+void TellWhereToLook(const UpdateClients& clients, const v1::Transaction& transaction) {
+  if (transaction.probation().seconds() <= 0) return;
+  const auto target = [](std::string* out, const auto& client) { out->append(client->target()); };
+  std::cout << absl::StrCat(
+                   "each server judges it for itself, and goes back alone if it fails there: "
+                   "espalier delta versions ",
+                   transaction.model(), " --url ", absl::StrJoin(clients, ",", target), "\n")
             << std::flush;
 }
 
@@ -57,10 +70,11 @@ absl::Status TellOthers(const UpdateClients& clients, const v1::Transaction& tra
     if (!state.ok()) {
       ++missed;
     } else if (*state == v1::COMMITTED) {
-      Tell(*clients[i], transaction.model(), transaction.version(), "serves");
+      TellServes(*clients[i], transaction);
     }
     return state.status();
   });
+  if (commit) TellWhereToLook(clients, transaction);
   if (missed == 0) return absl::OkStatus();
   return absl::UnavailableError(
       absl::StrCat(missed.load(), " of ", clients.size(), " servers missed the decision to ",
@@ -98,7 +112,7 @@ absl::Status Decide(const UpdateClients& clients, const v1::Transaction& transac
     (void)TellOthers(clients, transaction, false);
     return absl::AbortedError("the transaction was aborted, or expired: no server has changed");
   }
-  Tell(*clients.front(), transaction.model(), transaction.version(), "serves");
+  TellServes(*clients.front(), transaction);
   return TellOthers(clients, transaction, true);
 }
 
@@ -157,6 +171,11 @@ absl::Status InParallel(const UpdateClients& clients,
   return first;
 }
 
+absl::Duration CanaryTime(size_t servers, const v1::Probation& probation) {
+  const size_t turns = 1 + (servers - 1 + kAtOnce - 1) / kAtOnce;
+  return static_cast<double>(turns) * absl::Seconds(probation.canary_seconds());
+}
+
 absl::Status CommitOnAll(const UpdateClients& clients, const FleetVersion& version) {
   v1::Transaction transaction;
   transaction.set_id(NewId());
@@ -165,6 +184,7 @@ absl::Status CommitOnAll(const UpdateClients& clients, const FleetVersion& versi
   transaction.set_weights(version.weights);
   for (const auto& client : clients) transaction.add_participants(client->target());
   transaction.set_expires_seconds(absl::ToUnixSeconds(absl::Now() + version.expiry));
+  if (version.probation) *transaction.mutable_probation() = *version.probation;
   std::cerr << "espalier: transaction " << transaction.id() << "\n";
   // The first one before the others, so that whoever asks it finds that it knows.
   auto status = Explain(*clients.front(), clients.front()->Prepare(transaction, 0));
@@ -188,8 +208,7 @@ absl::Status Resume(const UpdateClients& clients, const std::string& id, const C
   const auto first = participants->front()->GetTransaction(id);
   if (absl::IsNotFound(first.status())) return ResumeWithoutFirst(*participants, transaction);
   if (!first.ok()) return Explain(*participants->front(), first.status());
-  if (first->state() == v1::COMMITTED)
-    Tell(*participants->front(), transaction.model(), transaction.version(), "serves");
+  if (first->state() == v1::COMMITTED) TellServes(*participants->front(), transaction);
   if (first->state() != v1::PREPARED)
     return TellOthers(*participants, transaction, first->state() == v1::COMMITTED);
   const auto prepared = InParallel(*participants, [&](size_t i) {

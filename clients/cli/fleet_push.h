@@ -3,11 +3,15 @@
 //   prepare the first, then the others ──▶ the first decides, durably ──▶ the others commit
 //        any refuses: abort                     from here on it is done, whoever dies
 //
+// Golden requests and a canary come with the preparation; once committed, each server judges a version on
+// probation for itself, and goes back alone.
+//
 // A server that misses the decision asks the first one for it; until it knows, it serves what it
 // served. What a dead client left is finished by Resume, which needs no delta.
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -21,7 +25,11 @@ struct FleetVersion {
   int64_t version = 0;
   std::string weights;  // digest, which every server must have staged
   absl::Duration expiry = absl::Minutes(5);
+  std::optional<v1::Probation> probation;
 };
+
+// How long the canaries of so many servers take: the first one's, then the others', some at once.
+absl::Duration CanaryTime(size_t servers, const v1::Probation& probation);
 
 // Runs `work(i)` for every client, some at once. Every error is printed; the first one returned, as
 // Explain says it.

@@ -200,7 +200,12 @@ absl::Status UpdateClient::Prepare(const v1::Transaction& transaction, int self)
   v1::PrepareTransactionRequest request;
   *request.mutable_transaction() = transaction;
   request.set_self(self);
-  return Call(&v1::UpdateService::Stub::PrepareTransaction, request).status();
+  // The answer comes when the canary is over.
+  const absl::Duration canary = absl::Seconds(transaction.probation().canary_seconds());
+  const auto response = Call(&v1::UpdateService::Stub::PrepareTransaction, request, canary);
+  if (!response.ok()) return response.status();
+  if (!transaction.has_probation() || response->probation()) return absl::OkStatus();
+  return absl::FailedPreconditionError("it is an older server, whose fleets know no probation");
 }
 
 absl::StatusOr<v1::TransactionState> UpdateClient::Decide(const v1::Transaction& transaction,

@@ -64,7 +64,8 @@ class UpdateClient {
   absl::Status Fetch(const std::string& model, int64_t from_version,
                      const std::function<absl::Status(const v1::FetchDeltasResponse&)>& each);
 
-  // A fleet's two phases; `self`: which of the transaction's participants this server is.
+  // A fleet's two phases; `self`: which of the transaction's participants this server is. A server that
+  // promises without the probation that is asked for is a FailedPrecondition.
   absl::Status Prepare(const v1::Transaction& transaction, int self);
   absl::StatusOr<v1::TransactionState> Decide(const v1::Transaction& transaction, bool commit);
   // Of whichever model.

@@ -105,7 +105,11 @@ void UpdateLine::FollowFleet(updates::VersionStore& store) {
   absl::Status status = SettleFleet();
   const auto pending = fleet().Pending();
   if (status.ok() && pending && pending->decision == updates::FleetDecision::kCommit) {
-    status = store.Activate(pending->version);
+    // What serves is not loaded yet, so that nothing is known of its conduct.
+    if (!store.List().IsQuarantined(pending->version)) {
+      status = store.Activate(pending->version,
+                              updates::BeginProbation(pending->probation, {}, absl::Now()));
+    }
     if (status.ok()) status = fleet().Done(pending->id);
   }
   if (!status.ok()) {

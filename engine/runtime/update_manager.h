@@ -102,8 +102,9 @@ class UpdateManager final : public UpdateHooks {
 
   // --- one update on many servers, or on none; fleet_log.h has the protocol ---
   // Promises that a staged version will be activated if so decided: it is ready, and until then
-  // nothing else is activated or rolled back here. FailedPrecondition when it cannot be promised, or
-  // another transaction is open. Once OK, the same again is an OK.
+  // nothing else is activated or rolled back here. Golden requests and a canary of its probation come
+  // first; the rest of the probation begins when a commit is carried out. FailedPrecondition when it
+  // cannot be promised, or another transaction is open. Once OK, the same again is an OK.
   absl::Status Prepare(const std::string& model, updates::FleetTransaction transaction);
   // Makes the decision durable, then carries it out. FailedPrecondition when it was decided otherwise,
   // which on the first participant a commit after the expiry was. Any other error after the decision:

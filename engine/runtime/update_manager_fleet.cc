@@ -30,13 +30,16 @@ absl::Status UpdateManager::CheckNotPromised(const Opened& opened) const {
 }
 
 absl::Status UpdateManager::Prepare(const std::string& model, FleetTransaction transaction) {
+  if (auto status = updates::CheckTerms(transaction.probation); !status.ok()) return status;
   auto opened = Open(model);
   if (!opened.ok()) return opened.status();
   if (const auto known = opened->line->fleet().Find(transaction.id); known.ok())
     return opened->line->fleet().Prepare(std::move(transaction), opened->line->NowSeconds());
   auto held = Hold(*opened);
   if (!held.ok()) return held.status();
-  if (auto status = CheckNotPromised(*opened); !status.ok()) return status;
+  // To this transaction, by another call of the same, or to another one: it tells.
+  if (opened->line->fleet().Pending())
+    return opened->line->fleet().Prepare(std::move(transaction), opened->line->NowSeconds());
   if (auto status = CheckActivation(held->state, transaction.version); !status.ok()) return status;
   if (held->state.Find(transaction.version)->state != updates::UpdateState::kStaged) {
     return FailedPreconditionError(StrCat("version ", transaction.version, " is ",
@@ -47,9 +50,12 @@ absl::Status UpdateManager::Prepare(const std::string& model, FleetTransaction t
   if (!next.ok()) return next.status();
   // The servers of a fleet prove a version before they promise it: afterwards each would decide for
   // itself alone.
-  if (options_.probation.golden_requests) {
-    const ProbationOptions terms{.golden_requests = true};
-    if (auto status = Try(*opened, *held, *next, terms); !status.ok()) return status;
+  ProbationOptions terms = transaction.probation;
+  terms.golden_requests |= options_.probation.golden_requests;
+  if (auto status = Try(*opened, *held, *next, terms); !status.ok()) return status;
+  if (terms.has_canary()) {
+    if (auto status = opened->store->EndCanary(transaction.version); !status.ok()) return status;
+    opened->line->Announce();
   }
   return opened->line->fleet().Prepare(std::move(transaction), opened->line->NowSeconds());
 }
@@ -80,13 +86,13 @@ absl::Status UpdateManager::CarryOut(const Opened& opened, const FleetTransactio
   if (transaction.done || transaction.decision != FleetDecision::kCommit) return absl::OkStatus();
   auto held = Hold(opened);
   if (!held.ok()) return held.status();
-  if (held->state.active != transaction.version) {
+  // It served, perhaps, and has failed since: what was decided is done all the same.
+  const updates::StoreState& state = held->state;
+  if (state.active != transaction.version && !state.IsQuarantined(transaction.version)) {
     auto next = opened.line->MakeReady(*models_, held->active, transaction.version);
     if (!next.ok()) return next.status();
-    const auto status =
-        Flip(opened, *held, *next, [&] { return opened.store->Activate(transaction.version); });
+    const auto status = MakeActive(opened, *held, *next, transaction.probation);
     if (!status.ok()) return status;
-    opened.line->counts().Add([](UpdateStatistics& counts) { ++counts.activated; });
   }
   return opened.line->fleet().Done(transaction.id);
 }

@@ -90,9 +90,14 @@ void UpdateManager::Judge(const Opened& opened, int64_t version,
   const bool last =
       probation.until_micros != 0 && absl::Now() >= absl::FromUnixMicros(probation.until_micros);
   const Conduct now = ConductOnProbation(opened.line->model(), version);
-  const std::string failure = Breach(probation.terms, probation.old, now, last);
+  std::string failure = Breach(probation.terms, probation.old, now, last);
   absl::Status status;
   if (!failure.empty()) {
+    if (const auto transaction = opened.line->fleet().Committed(version)) {
+      absl::StrAppend(&failure, "; transaction ", transaction->id, " took it to ",
+                      transaction->participants.size(),
+                      " servers, the others of which may serve it");
+    }
     status = Revert(opened, version, failure);
   } else if (last) {
     status = opened.store->Confirm(version);

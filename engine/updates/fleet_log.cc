@@ -45,10 +45,16 @@ absl::Status CheckTransaction(const FleetTransaction& transaction) {
   }
   if (transaction.version < 1 || transaction.version > kMaxVersionNumber)
     return InvalidArgumentError(StrCat("version ", transaction.version));
-  return absl::OkStatus();
+  return CheckTerms(transaction.probation);
 }
 
-std::string Serialize(const std::vector<FleetTransaction>& transactions) {
+constexpr uint16_t kWithProbations = 2;
+
+bool HasProbation(const FleetTransaction& transaction) {
+  return transaction.probation != ProbationOptions();
+}
+
+std::string Serialize(const std::vector<FleetTransaction>& transactions, uint16_t version) {
   ByteWriter out;
   out.Varint(transactions.size());
   for (const FleetTransaction& transaction : transactions) {
@@ -60,6 +66,7 @@ std::string Serialize(const std::vector<FleetTransaction>& transactions) {
     out.Varint(static_cast<uint64_t>(transaction.expires_seconds));
     out.Byte(static_cast<uint8_t>(transaction.decision));
     out.Byte(transaction.done ? 1 : 0);
+    if (version >= kWithProbations) SerializeTerms(out, transaction.probation);
   }
   return out.Take();
 }
@@ -79,6 +86,7 @@ class Fields {
     if (byte > most) status_.Update(InvalidArgumentError(StrCat(what, " is ", byte)));
     return byte;
   }
+  ProbationOptions Terms() { return Take(ParseTerms(reader_)); }
   absl::Status End() {
     status_.Update(reader_.End("transactions"));
     return status_;
@@ -95,7 +103,7 @@ class Fields {
   absl::Status status_;
 };
 
-absl::StatusOr<std::vector<FleetTransaction>> Parse(absl::string_view bytes) {
+absl::StatusOr<std::vector<FleetTransaction>> Parse(absl::string_view bytes, uint16_t version) {
   Fields fields(bytes);
   std::vector<FleetTransaction> transactions(fields.Number("transactions", kMaxTransactions));
   for (FleetTransaction& transaction : transactions) {
@@ -108,6 +116,7 @@ absl::StatusOr<std::vector<FleetTransaction>> Parse(absl::string_view bytes) {
     transaction.expires_seconds = static_cast<int64_t>(fields.Number("expiry", kMaxSeconds));
     transaction.decision = static_cast<FleetDecision>(fields.Byte("decision", 2));
     transaction.done = fields.Byte("done", 1) != 0;
+    if (version >= kWithProbations) transaction.probation = fields.Terms();
     if (!fields.ok()) break;
     if (auto status = CheckTransaction(transaction); !status.ok()) return status;
   }
@@ -134,7 +143,7 @@ absl::StatusOr<std::unique_ptr<FleetLog>> FleetLog::Open(FileSystem& files,
   const auto block = reader->NextBlock();
   if (!block.ok()) return block.status();
   if (auto status = reader->End(); !status.ok()) return status;
-  auto transactions = Parse(*block);
+  auto transactions = Parse(*block, reader->version());
   if (!transactions.ok()) return Damaged(path, transactions.status().message());
   const std::lock_guard lock(log->mutex_);
   log->transactions_ = *std::move(transactions);
@@ -147,9 +156,11 @@ absl::Status FleetLog::Commit(std::vector<FleetTransaction> next) {
     if (done == next.end()) break;
     next.erase(done);
   }
-  auto writer = SealedWriter::Create(files_, path_, StoredKind::kFleet);
+  const uint16_t version =
+      std::any_of(next.begin(), next.end(), HasProbation) ? kWithProbations : 1;
+  auto writer = SealedWriter::Create(files_, path_, StoredKind::kFleet, version);
   if (!writer.ok()) return writer.status();
-  if (auto status = writer->AppendBlock(Serialize(next)); !status.ok()) return status;
+  if (auto status = writer->AppendBlock(Serialize(next, version)); !status.ok()) return status;
   if (auto bytes = writer->Commit(); !bytes.ok()) return bytes.status();
   transactions_ = std::move(next);
   return absl::OkStatus();
@@ -213,6 +224,15 @@ absl::StatusOr<FleetTransaction> FleetLog::Find(const std::string& id) const {
     if (transaction.id == id) return transaction;
   }
   return absl::NotFoundError(StrCat("no transaction ", id, " is known"));
+}
+
+std::optional<FleetTransaction> FleetLog::Committed(int64_t version) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(transactions_.rbegin(), transactions_.rend(), [&](const auto& t) {
+    return t.version == version && t.decision == FleetDecision::kCommit;
+  });
+  if (found == transactions_.rend()) return std::nullopt;
+  return *found;
 }
 
 std::optional<FleetTransaction> FleetLog::Pending() const {

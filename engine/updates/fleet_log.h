@@ -8,6 +8,10 @@
 //          before the transaction expires, and aborts by itself then. Another participant that hears
 //          nothing asks the first; until it knows it goes on serving what it serves, and takes part in
 //          nothing else: it never guesses.
+// Probation  The terms travel with the transaction. What is tried before a version serves (golden requests, a canary)
+//          is tried before the promise, so that a version that fails it anywhere is served nowhere. From its commit on
+//          each participant judges the version for itself, and gives it up for itself: a fault of one server takes it
+//          from nobody else, at the price of a split fleet, which that server's audit log and events tell.
 // Disk     One sealed file, replaced as a whole (STORE.md, kind F). The newest kKept that are done, and
 //          all others.
 // Errors   InvalidArgument: no such transaction can be. FailedPrecondition: another one is open, or it
@@ -26,6 +30,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/updates/file_system.h"
+#include "engine/updates/probation.h"
 
 namespace espalier::updates {
 
@@ -39,7 +44,8 @@ struct FleetTransaction {
   int64_t self = 0;                       // this server among them
   int64_t expires_seconds = 0;            // since 1970; no commit is decided later
   FleetDecision decision = FleetDecision::kUndecided;
-  bool done = false;  // the decision was carried out here
+  bool done = false;           // the decision was carried out here
+  ProbationOptions probation;  // of the version, on every participant
 
   bool decides() const { return self == 0; }
   bool operator==(const FleetTransaction&) const = default;
@@ -58,6 +64,8 @@ class FleetLog {
                                           int64_t now_seconds);
   absl::Status Done(const std::string& id);
   absl::StatusOr<FleetTransaction> Find(const std::string& id) const;
+  // The newest that activated the version here; none: it came otherwise, or that is not kept any more.
+  std::optional<FleetTransaction> Committed(int64_t version) const;
   // Undecided, or decided and not carried out; one at most.
   std::optional<FleetTransaction> Pending() const;
 

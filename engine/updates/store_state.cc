@@ -192,6 +192,11 @@ absl::Status CheckConsistent(const StoreState& state) {
 VersionRecord* StoreState::Find(int64_t number) { return FindIn(versions, number); }
 const VersionRecord* StoreState::Find(int64_t number) const { return FindIn(versions, number); }
 
+bool StoreState::IsQuarantined(int64_t number) const {
+  const VersionRecord* record = Find(number);
+  return record != nullptr && record->state == UpdateState::kQuarantined;
+}
+
 VersionRecord& StoreState::Add(VersionRecord record) {
   const auto at = std::lower_bound(
       versions.begin(), versions.end(), record,

@@ -57,6 +57,7 @@ struct StoreState {
   VersionRecord* Find(int64_t number);  // null: there is none
   const VersionRecord* Find(int64_t number) const;
   VersionRecord& Add(VersionRecord record);  // its number must be new
+  bool IsQuarantined(int64_t number) const;
   const Digest& active_weights() const { return Find(active)->weights; }
   bool operator==(const StoreState&) const = default;
 };

@@ -34,7 +34,7 @@ inline constexpr uint64_t kMaxBlockBytes = 256 << 20;
 // The newest that this build knows; it reads all from 1 on. A file is written in the oldest version that can say what
 // it says: an older build, gone back to, refuses only what it would not understand.
 constexpr uint16_t NewestStoredVersion(StoredKind kind) {
-  return kind == StoredKind::kState ? 2 : 1;
+  return kind == StoredKind::kState || kind == StoredKind::kFleet ? 2 : 1;
 }
 
 std::string StoredHead(StoredKind kind, uint16_t version = 1);

@@ -138,8 +138,9 @@ TEST_F(UpdateCommandsTest, MistakesInTheCommandLineAreFoundBeforeAnythingIsSent)
   wrong({"push", delta_, "--probation", "10"}, "--probation: expected a duration");
   wrong({"push", delta_, "--canary", "2"}, "--canary: expected a number from 0 to 1");
   wrong({"push", delta_, "--expiry", "25h"}, "--expiry: expected a duration from 1s to 24h");
-  wrong({"push", delta_, "--to", "127.0.0.1:1,127.0.0.2:1", "--probation", "1m"},
-        "so there is no probation");
+  wrong({"push", delta_, "--to", "127.0.0.1:1,127.0.0.2:1", "--canary", "0.1", "--canary_duration",
+         "150s"},
+        "--expiry: the canaries of 2 servers take 5m, nobody has it serve after 5m");
   wrong({"push", delta_, "--resume", std::string(32, '0')}, "--resume goes with");
   wrong({"activate", "m", "zero"}, "expected a version number above zero, got 'zero'");
   wrong({"confirm", "m", "-1"}, "");
@@ -239,6 +240,38 @@ TEST_F(FleetTest, TheFirstServerPreparesBeforeAndCommitsBeforeTheOthers) {
   EXPECT_EQ(sent.weights().size(), 32u);
   EXPECT_THAT(sent.participants(),
               ElementsAre(servers_[0].url(), servers_[1].url(), servers_[2].url()));
+}
+
+TEST_F(FleetTest, AProbationTravelsToAllAndTheUserIsToldWhereToLook) {
+  const Outcome pushed =
+      RunLine({"delta", "push", delta_, "--to", Urls(), "--probation", "10m", "--canary", "0.25",
+               "--canary_duration", "149s", "--max_error_rate", "0.1", "--golden"});
+  EXPECT_EQ(pushed.code, kExitOk) << pushed.err;
+  for (int i = 0; i < 3; ++i) {
+    const v1::Probation& probation = fakes_[i].last.probation();
+    EXPECT_EQ(probation.seconds(), 600);
+    EXPECT_EQ(probation.canary_share(), 0.25);
+    EXPECT_EQ(probation.canary_seconds(), 149);
+    EXPECT_EQ(probation.max_error_rate(), 0.1);
+    EXPECT_TRUE(probation.golden_requests());
+    EXPECT_THAT(pushed.out, HasSubstr(absl::StrCat(servers_[i].url(),
+                                                   ": version 7 of m serves, on probation\n")));
+  }
+  EXPECT_THAT(pushed.out, HasSubstr(absl::StrCat("delta versions m --url ", Urls())));
+  Push();
+  EXPECT_FALSE(fakes_[0].last.has_probation()) << "unless it is asked for";
+}
+
+TEST_F(FleetTest, AllAbortWhenOneServerWouldPromiseWithoutTheProbation) {
+  fakes_[1].knows_probation = false;
+  const Outcome pushed = RunLine({"delta", "push", delta_, "--to", Urls(), "--probation", "10m"});
+  EXPECT_EQ(pushed.code, kExitFailure);
+  EXPECT_THAT(pushed.err, AllOf(HasSubstr(absl::StrCat(servers_[1].url(), ": FAILED_PRECONDITION")),
+                                HasSubstr("an older server"), HasSubstr("no server has changed")));
+  EXPECT_THAT(diary_, Not(::testing::Contains(EndsWith("commit"))));
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(StateOf(i), v1::ABORTED);
+  diary_.clear();
+  EXPECT_EQ(Push().code, kExitOk) << "without one it takes part";
 }
 
 TEST_F(FleetTest, WhoServesItAlreadyHasNothingToDecide) {

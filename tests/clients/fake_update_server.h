@@ -33,6 +33,7 @@ class FakeUpdates final : public v1::UpdateService::Service {
   std::vector<v1::FetchDeltasResponse> to_fetch;
   v1::ActivateVersionRequest activated;
   int pushes = 0;
+  bool knows_probation = true;  // of transactions
 
   grpc::Status PushDelta(
       grpc::ServerContext* context,
@@ -78,10 +79,11 @@ class FakeUpdates final : public v1::UpdateService::Service {
 
   grpc::Status PrepareTransaction(grpc::ServerContext*,
                                   const v1::PrepareTransactionRequest* request,
-                                  v1::PrepareTransactionResponse*) override {
+                                  v1::PrepareTransactionResponse* response) override {
     const auto status = Did("prepare");
     if (!status.ok()) return status;
     last = request->transaction();
+    response->set_probation(last.has_probation() && knows_probation);
     states.emplace(last.id(), v1::PREPARED);
     return status;
   }

@@ -12,6 +12,7 @@ import time
 import espalier
 import grpc
 import harness
+import numpy as np
 import pytest
 import updating
 from espalier import _wire, updates
@@ -245,6 +246,50 @@ def test_a_server_that_joins_late_is_on_the_fleets_version_before_it_is_ready(fl
     fleet.kill(1)
     with late() as server:  # without any peer it serves what it has
         assert updating.Facts.of(server, fleet.model) == facts
+
+
+def test_a_probation_is_of_each_server_and_outlives_its_death(fleet):
+    done = fleet.push(2, "--probation", "20s", "--max_error_rate", "0.1")
+    began = time.monotonic()
+    for url in fleet.urls:
+        assert f"{url}: version 2 of digits serves, on probation\n" in done.stdout
+    fleet.kill(1)
+    fleet.start(1)
+    assert on_probation(fleet) == [True] * 3
+    refused = fleet.push(3, check=False)
+    assert refused.returncode == 1 and "on probation" in refused.stderr
+    while any(on_probation(fleet)):
+        assert time.monotonic() < began + 60
+        time.sleep(0.2)
+    assert time.monotonic() > began + 19
+    fleet.push(3)
+    assert fleet.serving() == [3, 3, 3]
+
+
+def test_a_server_where_it_fails_goes_back_alone_and_says_so(fleet):
+    updates.push(
+        fleet.model.deltas[2], to=",".join(fleet.urls), probation=updates.Probation(seconds=600)
+    )
+    assert fleet.serving() == [2, 2, 2] and on_probation(fleet) == [True] * 3
+    with espalier.Client(fleet.servers[1].url) as client:  # finite inputs, infinite answers
+        client.infer("digits", np.full_like(fleet.model.inputs, 3e38))
+    fleet.await_serving([2, 1, 2])
+    with updates.Client(fleet.urls[1]) as client:
+        failed = client.log("digits", most=1)[0]
+        assert failed.action == "quarantined" and failed.version == 2
+        assert "a NaN or an infinity" in failed.reason
+        assert re.search(r"transaction \w{32} took it to 3 servers", failed.reason)
+    again = fleet.push(2, check=False)
+    assert again.returncode == 1 and "QUARANTINED" in again.stderr
+    assert fleet.serving() == [2, 1, 2]
+
+
+def on_probation(fleet: Fleet) -> list[bool]:
+    states = []
+    for url in fleet.urls:
+        with updates.Client(url) as client:
+            states.append(client.versions("digits")[0].on_probation)
+    return states
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,9 @@ TEST(UpdateMessagesTest, AVersionTravelsWhole) {
   EXPECT_EQ(message.staged(), 3);
   EXPECT_EQ(message.shadow(), 1);
   EXPECT_TRUE(message.on_probation());
+  EXPECT_EQ(message.probation_ends(), 0) << "when it is confirmed";
+  versions.store.probation->until_micros = 1'800'000'000'000'001;
+  EXPECT_EQ(ToMessage(versions).probation_ends(), 1'800'000'001);
   EXPECT_EQ(message.accepted_sequence(), 40);
   ASSERT_EQ(message.versions_size(), 1);
   const v1::Version& version = message.versions(0);
@@ -117,6 +120,7 @@ TEST(UpdateMessagesTest, ATransactionTravelsBothWays) {
   EXPECT_EQ(transaction->version, 7);
   EXPECT_EQ(transaction->participants.size(), 2u);
   EXPECT_EQ(transaction->self, 1);
+  EXPECT_EQ(transaction->probation, runtime::ProbationOptions());
   transaction->decision = updates::FleetDecision::kCommit;
   transaction->done = true;
   const v1::GetTransactionResponse message = ToMessage("m", *transaction);
@@ -125,6 +129,29 @@ TEST(UpdateMessagesTest, ATransactionTravelsBothWays) {
   EXPECT_EQ(message.state(), v1::COMMITTED);
   EXPECT_EQ(message.self(), 1);
   EXPECT_TRUE(message.done());
+  EXPECT_FALSE(message.transaction().has_probation());
+}
+
+TEST(UpdateMessagesTest, ATransactionsProbationTravelsBothWays) {
+  v1::PrepareTransactionRequest request = Request();
+  v1::Probation& probation = *request.mutable_transaction()->mutable_probation();
+  probation.set_seconds(600.5);
+  probation.set_canary_share(0.25);
+  probation.set_canary_seconds(2.5);
+  probation.set_max_latency_ratio(3);
+  probation.set_golden_requests(true);
+  for (const double rate : {0.0, 0.25}) {
+    probation.set_max_error_rate(rate);
+    const auto transaction = ReadTransaction(request);
+    ASSERT_TRUE(transaction.ok()) << transaction.status();
+    EXPECT_EQ(transaction->probation, ReadProbation(probation).value());
+    EXPECT_EQ(ToMessage("m", *transaction).transaction().probation().DebugString(),
+              probation.DebugString());
+  }
+  probation.set_seconds(1e300);
+  EXPECT_EQ(ReadTransaction(request)->probation.duration, absl::InfiniteDuration());
+  probation.set_canary_share(2);
+  EXPECT_THAT(ReadTransaction(request).status().message(), HasSubstr("probation.canary_share"));
 }
 
 TEST(UpdateMessagesTest, ParticipantsAreAddressesAndNothingElse) {

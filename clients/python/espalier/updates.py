@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import os
 import pathlib
 import shutil
@@ -88,7 +89,10 @@ class Version:
 
 @dataclasses.dataclass(frozen=True)
 class ModelVersions:
-    """The versions of a model; `serving` answers requests that name none, `staged` waits (or 0)."""
+    """The versions of a model; `serving` answers requests that name none, `staged` waits (or 0).
+
+    `probation_ends`, in seconds since 1970, is 0 when only `confirm` ends it.
+    """
 
     model: str
     serving: int
@@ -96,6 +100,7 @@ class ModelVersions:
     on_probation: bool
     accepted_sequence: int
     versions: tuple[Version, ...]
+    probation_ends: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +191,8 @@ def push(
       token: that the servers ask for.
       token_file: the file that it stands in.
       activate: False only stages it.
-      probation: what is asked of it then, of one server only; its default without.
+      probation: what is asked of it then; of several servers each judges it for itself, and goes
+        back alone. Without, one server asks its default, several ask nothing.
       progress: called with the bytes that are there, and with all (of one server only).
     """
     servers = _resolve(to)
@@ -198,14 +204,28 @@ def push(
         return
     if token is not None:
         raise ValueError("several servers need token_file, not token: the tool reads the file")
-    if probation is not None:
-        raise ValueError("several servers take a version together: none may go back alone")
     command = ["delta", "push", os.fspath(delta), "--to", ",".join(servers)]
     if token_file is not None:
         command.append(f"--token_file={os.fspath(token_file)}")
     if not activate:
         command.append("--no_activate")
+    elif probation is not None:
+        command += _probation_flags(probation)
     _run_tool(command)
+
+
+def _probation_flags(probation: Probation) -> list[str]:
+    def duration(seconds: float) -> str:
+        return "forever" if math.isinf(seconds) else f"{seconds:.6f}s"
+
+    flags = [
+        f"--probation={duration(probation.seconds)}",
+        f"--canary={probation.canary_share}",
+        f"--canary_duration={duration(probation.canary_seconds)}",
+        f"--max_error_rate={probation.max_error_rate}",
+        f"--max_latency_ratio={probation.max_latency_ratio}",
+    ]
+    return [*flags, "--golden"] if probation.golden_requests else flags
 
 
 class Client:
@@ -309,6 +329,7 @@ class Client:
                 each.on_probation,
                 each.accepted_sequence,
                 tuple(_version(version) for version in each.versions),
+                each.probation_ends,
             )
             for each in response.models
         ]

@@ -267,6 +267,22 @@ class UpdateFixture : public ::testing::Test {
     for (float& value : x) value = static_cast<float>(random() % 17) - 8;
     return x;
   }
+  static std::string Bytes(const std::vector<float>& values) {
+    return {reinterpret_cast<const char*>(values.data()), values.size() * 4};
+  }
+  static absl::Status AskOf(const runtime::VersionHandle& version, uint32_t seed = 1) {
+    TestRequest request;
+    request.AddInput("x", "FP32", {1, LinearWeights::kIn}, Bytes(SomeInput(seed)));
+    request.Submit(version);
+    return request.status();
+  }
+  // Requests that the model fails.
+  void AskInVain(int count, const std::string& model = "m") {
+    control_->runs_fail = true;
+    const runtime::VersionHandle asked = *manager_->Find(model, "");
+    for (int i = 0; i < count; ++i) EXPECT_EQ(AskOf(asked).code(), absl::StatusCode::kInternal);
+    control_->runs_fail = false;
+  }
   // Asks; fails the test unless the answer is that of the version which gave it. Its number, or 0.
   int64_t Ask(uint32_t seed = 1, const std::string& version = "", const std::string& model = "m") {
     auto found = manager_->Find(model, version);
@@ -274,8 +290,7 @@ class UpdateFixture : public ::testing::Test {
     if (!found.ok()) return 0;
     const std::vector<float> x = SomeInput(seed);
     TestRequest request;
-    request.AddInput("x", "FP32", {1, LinearWeights::kIn},
-                     std::string(reinterpret_cast<const char*>(x.data()), 4 * x.size()));
+    request.AddInput("x", "FP32", {1, LinearWeights::kIn}, Bytes(x));
     request.Submit(*found);
     EXPECT_TRUE(request.status().ok()) << request.status();
     if (!request.status().ok()) return 0;

@@ -1,4 +1,6 @@
 // One update on several servers: each serves the old version until it is decided, and then the new one.
+#include <thread>
+
 #include "gmock/gmock.h"
 #include "tests/engine/runtime/update_fixture.h"
 
@@ -10,6 +12,8 @@ using espalier::testing::Eventually;
 using updates::FleetDecision;
 using updates::FleetTransaction;
 using updates::UpdateState;
+
+const ProbationOptions kTerms = {.duration = absl::Hours(1), .max_error_rate = 0.5};
 
 class UpdateFleetTest : public espalier::testing::UpdateFixture {
  protected:
@@ -33,6 +37,19 @@ class UpdateFleetTest : public espalier::testing::UpdateFixture {
             .participants = {"first:1", "second:2"},
             .self = self,
             .expires_seconds = absl::ToUnixSeconds(absl::Now()) + seconds};
+  }
+  static FleetTransaction TermsWith(const ProbationOptions& probation, int64_t self = 0) {
+    FleetTransaction transaction = Terms(self);
+    transaction.probation = probation;
+    return transaction;
+  }
+  // A promise whose commit was decided and not noted as done; while no server runs.
+  void CommitInTheLog() {
+    auto log = updates::FleetLog::Open(updates::PosixFileSystem(), state_.path() + "/fleet/m");
+    ASSERT_TRUE(log.ok()) << log.status();
+    const int64_t now = absl::ToUnixSeconds(absl::Now());
+    ASSERT_TRUE((*log)->Prepare(TermsWith(kTerms), now).ok());
+    ASSERT_TRUE((*log)->Decide("t1", FleetDecision::kCommit, now).ok());
   }
   void StageTwo() { ASSERT_EQ(*Push(publisher_.Delta(1, 2)), 2); }
   void SetAnswer(absl::StatusOr<FleetDecision> answer) {
@@ -134,6 +151,105 @@ TEST_F(UpdateFleetTest, ADecisionSurvivesARestartOfTheOneThatMadeIt) {
   EXPECT_TRUE(updates_->Transaction("m", "t1")->done);
 }
 
+// --- on probation ----------------------------------------------------------------------------------
+
+TEST_F(UpdateFleetTest, AProbationBeginsWithTheCommitAndEndsOnEachServerForItself) {
+  StartServer();
+  StageTwo();
+  ASSERT_TRUE(updates_->Prepare("m", TermsWith(kTerms)).ok());
+  EXPECT_FALSE(Versions().store.probation);
+  RestartServer();  // it promised the terms as well
+  ASSERT_TRUE(updates_->Decide("m", "t1", FleetDecision::kCommit).ok());
+  ASSERT_TRUE(Versions().store.probation);
+  EXPECT_EQ(Versions().store.probation->terms, kTerms);
+  EXPECT_GT(Versions().store.probation->until_micros,
+            absl::ToUnixMicros(absl::Now() + absl::Minutes(59)));
+  RestartServer();
+  AskInVain(20);
+  EXPECT_TRUE(Eventually([&] { return StateOf(2) == UpdateState::kQuarantined; }));
+  EXPECT_TRUE(Eventually([&] { return Versions().serving == 1; }));
+  const std::string reason = updates_->Audit("m", 1)->back().reason;
+  EXPECT_THAT(reason, ::testing::HasSubstr("20 of 20 requests failed"));
+  EXPECT_THAT(reason, ::testing::HasSubstr("transaction t1 took it to 2 servers"));
+}
+
+TEST_F(UpdateFleetTest, AServerThatWasDownBeginsTheProbationWhenItComesBack) {
+  StartServer();
+  StageTwo();
+  ASSERT_TRUE(updates_->Prepare("m", TermsWith(kTerms, 1)).ok());
+  StopServer();
+  SetAnswer(FleetDecision::kCommit);
+  StartServer();
+  EXPECT_EQ(Ask(), 2);
+  ASSERT_TRUE(Versions().store.probation);
+  EXPECT_EQ(Versions().store.probation->terms, kTerms);
+  EXPECT_EQ(Versions().store.probation->old, Conduct()) << "nobody knows";
+}
+
+TEST_F(UpdateFleetTest, ACanaryComesBeforeThePromise) {
+  StartServer();
+  StageTwo();
+  const ProbationOptions terms = {.canary_share = 0.5, .canary_duration = absl::Seconds(1)};
+  const FleetTransaction transaction = TermsWith(terms);
+  absl::Status prepared[2];
+  std::thread first([&] { prepared[0] = updates_->Prepare("m", transaction); });
+  EXPECT_TRUE(Eventually([&] { return StateOf(2) == UpdateState::kCanary; }));
+  EXPECT_EQ(updates_->Transaction("m", "t1").status().code(), StatusCode::kNotFound);
+  std::thread again([&] { prepared[1] = updates_->Prepare("m", transaction); });
+  first.join();
+  again.join();
+  EXPECT_TRUE(prepared[0].ok()) << prepared[0];
+  EXPECT_TRUE(prepared[1].ok()) << prepared[1];
+  EXPECT_EQ(StateOf(2), UpdateState::kStaged);
+  EXPECT_EQ(Ask(), 1);
+  ASSERT_TRUE(updates_->Decide("m", "t1", FleetDecision::kCommit).ok());
+  EXPECT_EQ(Ask(), 2);
+  EXPECT_FALSE(Versions().store.probation);
+}
+
+TEST_F(UpdateFleetTest, AVersionThatFailsItsCanaryIsNotPromised) {
+  StartServer();
+  StageTwo();
+  const ProbationOptions terms = {
+      .canary_share = 1, .canary_duration = absl::Seconds(30), .max_error_rate = 0.5};
+  absl::Status prepared;
+  std::thread preparing([&] { prepared = updates_->Prepare("m", TermsWith(terms)); });
+  EXPECT_TRUE(Eventually([&] { return (*manager_->Find("m", ""))->version() == 2; }));
+  AskInVain(20);
+  preparing.join();
+  EXPECT_EQ(prepared.code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(StateOf(2), UpdateState::kQuarantined);
+  EXPECT_EQ(updates_->Transaction("m", "t1").status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(Ask(), 1);
+}
+
+TEST_F(UpdateFleetTest, WhatWasCarriedOutAndHasFailedIsNotCarriedOutAgain) {
+  StartServer();
+  StageTwo();
+  ASSERT_TRUE(updates_->Activate("m", 2, kTerms).ok());
+  AskInVain(20);
+  EXPECT_TRUE(Eventually([&] { return StateOf(2) == UpdateState::kQuarantined; }));
+  StopServer();
+  CommitInTheLog();  // as if it had failed before it was noted that the commit was done
+  StartServer();
+  EXPECT_EQ(Ask(), 1);
+  EXPECT_EQ(StateOf(2), UpdateState::kQuarantined);
+  EXPECT_TRUE(updates_->Transaction("m", "t1")->done) << "or nothing is ever activated again";
+}
+
+TEST_F(UpdateFleetTest, WhatWasTakenBackBecauseItCouldNotServeIsCarriedOutLater) {
+  StartServer();
+  StageTwo();
+  ASSERT_TRUE(updates_->Activate("m", 2).ok());
+  ASSERT_TRUE(updates_->Rollback("m", "as when the flip fails").ok());
+  StopServer();
+  CommitInTheLog();
+  StartServer();
+  EXPECT_EQ(Ask(), 2);
+  EXPECT_TRUE(updates_->Transaction("m", "t1")->done);
+  EXPECT_EQ(Versions().store.probation->terms, kTerms);
+}
+
 TEST_F(UpdateFleetTest, OnlyWhatCanBeKeptIsPromised) {
   StartServer();
   EXPECT_EQ(updates_->Prepare("m", Terms(0)).code(), StatusCode::kNotFound);
@@ -143,6 +259,8 @@ TEST_F(UpdateFleetTest, OnlyWhatCanBeKeptIsPromised) {
   FleetTransaction nameless = Terms(0);
   nameless.id = "../t";
   EXPECT_EQ(updates_->Prepare("m", nameless).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(updates_->Prepare("m", TermsWith({.max_error_rate = 2})).code(),
+            StatusCode::kInvalidArgument);
   EXPECT_EQ(updates_->Decide("m", "t1", FleetDecision::kCommit).status().code(),
             StatusCode::kNotFound);
   EXPECT_EQ(Ask(), 1);

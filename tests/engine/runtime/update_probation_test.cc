@@ -49,9 +49,6 @@ class UpdateProbationTest : public espalier::testing::UpdateFixture {
     file += static_cast<char>(header.size() >> 8);
     return file + header + bytes;
   }
-  static std::string Bytes(const std::vector<float>& values) {
-    return {reinterpret_cast<const char*>(values.data()), values.size() * 4};
-  }
   // What version `number` answers is what is expected.
   void AddGolden(int64_t number) {
     repository_.MakeDirectory("m/golden/one/inputs");
@@ -60,19 +57,6 @@ class UpdateProbationTest : public espalier::testing::UpdateFixture {
     repository_.Write("m/golden/one/inputs/x.npy", Npy("<f4", "(1, 24)", Bytes(x)));
     repository_.Write("m/golden/one/outputs/y.npy",
                       Npy("<f4", "(1, 16)", Bytes(publisher_.weights(number).Answer(x))));
-  }
-  static absl::Status AskOf(const VersionHandle& version) {
-    espalier::testing::TestRequest request;
-    request.AddInput("x", "FP32", {1, 24}, Bytes(SomeInput(1)));
-    request.Submit(version);
-    return request.status();
-  }
-  // Requests that the model fails.
-  void AskInVain(int count) {
-    control_->runs_fail = true;
-    const VersionHandle asked = *manager_->Find("m", "");
-    for (int i = 0; i < count; ++i) EXPECT_EQ(AskOf(asked).code(), StatusCode::kInternal);
-    control_->runs_fail = false;
   }
   void ActivateTwo(const ProbationOptions& terms) {
     Stage(1, 2);
