@@ -90,7 +90,8 @@ class UpdateManager final : public UpdateHooks {
   // version that is staged or served already is an OK with its number.
   absl::StatusOr<int64_t> Stage(const std::string& model, const updates::Digest& file);
 
-  // Flips. FailedPrecondition unless it is staged, or served before and is not quarantined.
+  // Flips. FailedPrecondition unless it is staged, or served before and is not quarantined: then it serves again at once,
+  // InvalidArgument with a probation.
   absl::Status Activate(const std::string& model, int64_t version,
                         std::optional<ProbationOptions> probation = std::nullopt);
   // To `to`, or with 0 to what the active version replaced. The number of what serves then.

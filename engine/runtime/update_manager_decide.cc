@@ -98,9 +98,15 @@ absl::Status UpdateManager::Activate(const std::string& model, int64_t version,
   if (version == held->state.active) return absl::OkStatus();
   if (auto status = CheckNotPromised(*opened); !status.ok()) return status;
   if (auto status = CheckActivation(held->state, version); !status.ok()) return status;
+  const bool served = held->state.Find(version)->activation != 0;
+  if (served && probation && *probation != ProbationOptions()) {
+    return absl::InvalidArgumentError(
+        StrCat("version ", version,
+               " served before: it serves again at once and is confirmed, without golden requests, "
+               "canary or probation; activate it without these"));
+  }
   auto next = opened->line->MakeReady(*models_, held->active, version);
   if (!next.ok()) return next.status();
-  const bool served = held->state.Find(version)->activation != 0;
   if (!served) {
     if (auto status = Try(*opened, *held, *next, terms); !status.ok()) return status;
   }

@@ -105,18 +105,26 @@ absl::StatusOr<FleetTransaction> UpdateManager::Transaction(const std::string& m
 }
 
 void UpdateManager::AskUntilStopped() {
-  std::map<std::string, std::pair<absl::Time, absl::Duration>>
-      asked;  // by transaction: next, pause
+  struct Asked {
+    absl::Time next;
+    absl::Duration pause;
+  };
+  std::map<std::string, Asked> asked;  // by transaction
   while (WaitFor(kAsk)) {
+    std::map<std::string, Asked> pending_still;
     for (const LinePtr& line : Lines()) {
       auto opened = Open(line->model());
       if (!opened.ok()) continue;
       const auto pending = line->fleet().Pending();
       if (!pending) continue;
-      auto& [next, pause] = asked[pending->id];
-      if (absl::Now() < next) continue;
-      pause = std::min(std::max(2 * pause, kAsk), kAskAtMost);
-      next = absl::Now() + pause;
+      Asked& at = pending_still[pending->id] = asked[pending->id];
+      if (absl::Now() < at.next) continue;
+      at.pause = std::min(std::max(2 * at.pause, kAsk), kAskAtMost);
+      at.next = absl::Now() + at.pause;
+      // Who decides need not ask: what nobody decided in time is over when it expires.
+      if (pending->decides())
+        at.next = std::min(
+            at.next, std::max(absl::FromUnixSeconds(pending->expires_seconds), absl::Now() + kAsk));
       absl::Status status = line->SettleFleet();
       const auto settled = line->fleet().Pending();
       if (status.ok() && settled) status = CarryOut(*opened, *settled);
@@ -126,6 +134,7 @@ void UpdateManager::AskUntilStopped() {
             {{"model", line->model()}, {"transaction", pending->id}, {"reason", status.message()}});
       }
     }
+    asked.swap(pending_still);
   }
 }
 

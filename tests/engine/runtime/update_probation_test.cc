@@ -292,5 +292,22 @@ TEST_F(UpdateProbationTest, TermsThatMeanNothingAreRefused) {
   EXPECT_EQ(UpdateManager::Create(options_).status().code(), StatusCode::kInvalidArgument);
 }
 
+TEST_F(UpdateProbationTest, AVersionThatServedBeforeServesAgainWithoutAProbationOrNot) {
+  StartServer();
+  Stage(1, 2);
+  ASSERT_TRUE(updates_->Activate("m", 2, ProbationOptions()).ok());
+  ASSERT_TRUE(updates_->Rollback("m", "as a test").ok());
+  for (const ProbationOptions& terms :
+       {ProbationOptions{.duration = absl::Hours(1)}, ProbationOptions{.golden_requests = true},
+        ProbationOptions{.canary_share = 0.5, .canary_duration = absl::Seconds(1)}}) {
+    const absl::Status status = updates_->Activate("m", 2, terms);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("version 2 served before"));
+    EXPECT_EQ(Ask(), 1);
+  }
+  EXPECT_TRUE(updates_->Activate("m", 2, ProbationOptions()).ok());
+  EXPECT_EQ(Ask(), 2);
+}
+
 }  // namespace
 }  // namespace espalier::runtime
