@@ -127,6 +127,12 @@ absl::Status CheckFiles(const ServerOptions& options) {
   absl::Status status = CheckWritable("trace_file", options.trace_file, options.trace_file);
   const std::string draft = DraftOf(options.ready_file);
   if (status.ok()) status = CheckWritable("ready_file", options.ready_file, draft);
+  std::error_code error;
+  const auto there = std::filesystem::symlink_status(options.ready_file, error);
+  if (status.ok() && std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) {
+    status = absl::InvalidArgumentError(absl::StrCat(
+        "--ready_file ", options.ready_file, " is no regular file, and would be replaced by one"));
+  }
   if (!options.ready_file.empty()) std::remove(draft.c_str());
   return status;
 }

@@ -1,9 +1,13 @@
 #include <filesystem>
 #include <iostream>
+#include <map>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "clients/cli/command.h"
 #include "clients/cli/delta_files.h"
+#include "clients/cli/file.h"
+#include "clients/cli/table.h"
 #include "clients/cli/update_servers.h"
 #include "engine/updates/atomic_file.h"
 #include "engine/updates/sha256.h"
@@ -104,6 +108,7 @@ class FetchedFiles {
     if (auto status = End(); !status.ok()) return status;
     header_ = header;
     path_ = absl::StrCat(folder_, "/", model_, "-", header.to_version(), ".espd");
+    if (auto status = CheckReplaceable(path_); !status.ok()) return status;
     auto file = updates::AtomicFile::Create(path_);
     if (!file.ok()) return file.status();
     file_.emplace(*std::move(file));
@@ -190,15 +195,18 @@ Examples:
 }
 
 Command DeltaFetchCommand() {
-  return {{.name = "delta fetch",
-           .summary = "the deltas that lead from a version to the one that a server serves",
-           .arguments = "MODEL",
-           .min_positional = 1,
-           .max_positional = 1,
-           .flags = WithUpdateFlags(
-               {{"from", "VERSION", "The version that you have. Needed."},
-                {"output", "FOLDER", "Where to write them. Default: here.", false, 'o'}}),
-           .details = R"(Writes MODEL-VERSION.espd files, to be pushed or applied in their order.
+  return {
+      {.name = "delta fetch",
+       .summary = "the deltas that lead from a version to the one that a server serves",
+       .arguments = "MODEL",
+       .min_positional = 1,
+       .max_positional = 1,
+       .flags = WithUpdateFlags(
+           {{"from", "VERSION", "The version that you have. Needed."},
+            {"output", "FOLDER", "Where to write them. Default: here.", false, 'o'}}),
+       .details =
+           R"(Writes MODEL-VERSION.espd files, to be pushed or applied in their order. Files of an earlier fetch
+are replaced; a link or a device in their place is not.
 
 Examples:
   espalier delta fetch digits --from 3 -o deltas/)"},

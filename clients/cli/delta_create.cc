@@ -136,7 +136,7 @@ absl::Status RunCompose(const Args& args) {
   return absl::OkStatus();
 }
 
-const FlagSpec kOutput = {"output", "FILE", "Where to write it.", false, 'o'};
+const FlagSpec kOutput = {"output", "FILE", "The file to make; it must not exist.", false, 'o'};
 const FlagSpec kKey = {"key", "FILE", "Sign with this private key (espalier keygen).", true};
 const FlagSpec kExpires = {"expires", "DURATION",
                            "Refused by servers after so long: 36h. Default: never."};
@@ -163,6 +163,7 @@ Command DeltaCreateCommand() {
        .details =
            R"(OLD and NEW are two .onnx files (or the directories of a model), two .safetensors files, or two
 folders of .safetensors files. Graphs must be the same but for weights; the first difference is named.
+FILE appears complete, or not at all.
 
 Examples:
   espalier delta create digits/1 digits/2 -o step.espd --key trainer.key

@@ -46,6 +46,14 @@ absl::Status CheckWritable(const std::string& path) {
   return file ? absl::OkStatus() : Failed("create", path);
 }
 
+absl::Status CheckReplaceable(const std::string& path) {
+  struct stat info;
+  if (lstat(path.c_str(), &info) != 0)
+    return errno == ENOENT ? absl::OkStatus() : Failed("look at", path);
+  if (S_ISREG(info.st_mode)) return absl::OkStatus();
+  return absl::AlreadyExistsError(absl::StrCat(path, " is there already, and is no regular file"));
+}
+
 absl::Status WriteFile(const std::string& path, absl::string_view content) {
   FileHandle file(std::fopen(path.c_str(), "wb"), &std::fclose);
   if (!file) return Failed("create", path);

@@ -21,5 +21,8 @@ absl::Status WriteFile(const std::string& path, absl::string_view content);
 // Whether WriteFile could: for what takes long to compute. Leaves the file as it is, or empty if there
 // was none.
 absl::Status CheckWritable(const std::string& path);
+// Whether a rename over `path` replaces a file and nothing else: AlreadyExists for a device, a folder, a
+// symbolic link.
+absl::Status CheckReplaceable(const std::string& path);
 
 }  // namespace espalier::cli

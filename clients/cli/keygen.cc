@@ -7,11 +7,12 @@
 namespace espalier::cli {
 namespace {
 
-absl::Status WriteNew(const std::string& path, int mode, const std::string& content) {
-  auto file = updates::AtomicFile::Create(path, mode);
+absl::StatusOr<updates::AtomicFile> Write(const std::string& path, int mode,
+                                          const std::string& content) {
+  auto file = updates::AtomicFile::CreateNew(path, mode);
   if (!file.ok()) return file.status();
   if (auto status = file->Append(content); !status.ok()) return status;
-  return file->CommitNew();
+  return file;
 }
 
 absl::Status Run(const Args& args) {
@@ -24,8 +25,12 @@ absl::Status Run(const Args& args) {
   if (!known.ok()) return known.status();
   const auto shared = known->ToPem();
   if (!shared.ok()) return shared.status();
-  if (auto status = WriteNew(name + ".key", 0600, *own); !status.ok()) return status;
-  if (auto status = WriteNew(name + ".pub", 0644, *shared); !status.ok()) return status;
+  auto secret = Write(name + ".key", 0600, *own);
+  if (!secret.ok()) return secret.status();
+  auto open = Write(name + ".pub", 0644, *shared);
+  if (!open.ok()) return open.status();
+  if (auto status = secret->CommitNew(); !status.ok()) return status;
+  if (auto status = open->CommitNew(); !status.ok()) return status;
   std::cout << "key " << updates::Hex(known->id()) << ": " << name << ".key signs and stays here, "
             << name << ".pub goes to the servers\n";
   return absl::OkStatus();

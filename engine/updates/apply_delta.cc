@@ -191,8 +191,8 @@ absl::Status ApplyDelta(const Checkpoint& base, const DeltaFile& delta, const st
   std::vector<FileDigest> digests;
   std::vector<AtomicFile> written_files;
   for (const SkeletonFile& file : *files) {
-    auto to =
-        AtomicFile::Create(single ? out : absl::StrCat(folder->temporary_path(), "/", file.name));
+    auto to = single ? AtomicFile::CreateNew(out)
+                     : AtomicFile::Create(absl::StrCat(folder->temporary_path(), "/", file.name));
     if (!to.ok()) return to.status();
     const auto digest = FileBuilder(*weights, *to, written).Build(file);
     if (!digest.ok()) return digest.status();
@@ -215,6 +215,9 @@ absl::Status ApplyDelta(const Checkpoint& base, const DeltaFile& delta, const st
 absl::StatusOr<Manifest> ComposeDeltas(const std::string& base,
                                        const std::vector<std::string>& deltas,
                                        const std::string& out, CreateOptions options) {
+  // What CreateDelta would refuse in the end is refused before the work.
+  if (auto status = CheckSigners(options.keys); !status.ok()) return status;
+  if (const auto place = AtomicFile::CreateNew(out); !place.ok()) return place.status();
   // What lies between is deleted whatever happens.
   struct Scratch {
     std::string path;

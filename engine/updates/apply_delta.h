@@ -26,7 +26,8 @@ absl::Status ApplyDelta(const Checkpoint& base, const DeltaFile& delta, const st
 
 // Applies `deltas`, paths in order, to `base`, through folders beside `out`, and encodes the way from
 // `base` to the end as one delta: its effect is theirs. Versions, sequence and times come from the
-// first and the last of them, the earliest expiry counts; signatures are not carried over.
+// first and the last of them, the earliest expiry counts; signatures are not carried over. AlreadyExists
+// when there is something at `out`.
 struct CreateOptions;
 absl::StatusOr<Manifest> ComposeDeltas(const std::string& base,
                                        const std::vector<std::string>& deltas,

@@ -26,6 +26,12 @@ absl::Status Exists(const std::string& path) {
       absl::StrCat(formats::Quoted(path, formats::kShownPathBytes), " exists already"));
 }
 
+absl::Status CheckNothingAt(FileSystem& files, const std::string& path) {
+  const auto there = files.Exists(path);
+  if (!there.ok()) return there.status();
+  return *there ? Exists(path) : absl::OkStatus();
+}
+
 absl::Status RenameNew(FileSystem& files, const std::string& from, const std::string& to) {
   const auto status = files.RenameNew(from, to);
   return absl::IsAlreadyExists(status) ? Exists(to) : status;
@@ -58,6 +64,12 @@ absl::StatusOr<AtomicFile> AtomicFile::Create(const std::string& path, int mode,
   auto file = files.Open(temporary, OpenMode::kCreate, mode);
   if (!file.ok()) return file.status();
   return AtomicFile(files, *std::move(file), path, temporary);
+}
+
+absl::StatusOr<AtomicFile> AtomicFile::CreateNew(const std::string& path, int mode,
+                                                 FileSystem& files) {
+  if (auto status = CheckNothingAt(files, path); !status.ok()) return status;
+  return Create(path, mode, files);
 }
 
 absl::Status AtomicFile::Append(absl::string_view bytes) {
@@ -113,9 +125,7 @@ AtomicFolder::~AtomicFolder() {
 
 absl::StatusOr<AtomicFolder> AtomicFolder::Create(const std::string& path, FileSystem& files) {
   const std::string place = WithoutSlash(path);
-  const auto there = files.Exists(place);
-  if (!there.ok()) return there.status();
-  if (*there) return Exists(place);
+  if (auto status = CheckNothingAt(files, place); !status.ok()) return status;
   const std::string temporary = TemporaryName(place);
   if (auto status = files.MakeFolder(temporary); !status.ok()) return status;
   return AtomicFolder(files, place, temporary);

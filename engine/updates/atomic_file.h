@@ -25,6 +25,10 @@ class AtomicFile {
  public:
   static absl::StatusOr<AtomicFile> Create(const std::string& path, int mode = 0666,
                                            FileSystem& files = PosixFileSystem());
+  // AlreadyExists at once when there is something at the path, a symbolic link or a device included:
+  // for CommitNew after long work.
+  static absl::StatusOr<AtomicFile> CreateNew(const std::string& path, int mode = 0666,
+                                              FileSystem& files = PosixFileSystem());
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&&) = delete;
   ~AtomicFile();

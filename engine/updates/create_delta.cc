@@ -157,6 +157,9 @@ absl::StatusOr<TensorMatch> MatchCheckpoints(const Checkpoint& before, const Che
 
 absl::StatusOr<Manifest> CreateDelta(const Checkpoint& before, const Checkpoint& after,
                                      const std::string& out, const CreateOptions& options) {
+  if (auto status = CheckSigners(options.keys); !status.ok()) return status;
+  auto writer = DeltaWriter::Create(out);
+  if (!writer.ok()) return writer.status();
   const auto match = MatchCheckpoints(before, after);
   if (!match.ok()) return match.status();
   Manifest manifest;
@@ -169,8 +172,6 @@ absl::StatusOr<Manifest> CreateDelta(const Checkpoint& before, const Checkpoint&
   manifest.architecture = before.architecture();
   manifest.schema_changes = match->schema_changes;
 
-  auto writer = DeltaWriter::Create(out);
-  if (!writer.ok()) return writer.status();
   TensorMap own(before.tensors().size());
   for (size_t i = 0; i < own.size(); ++i) own[i] = static_cast<int64_t>(i);
   const auto was = before.Skeleton(own);

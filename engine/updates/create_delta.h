@@ -26,7 +26,8 @@ struct CreateOptions {
   WeightEncoderOptions weights;
 };
 
-// Replaces `out`. InvalidArgument, naming the difference, when the two are not the same model.
+// Nothing may be at `out` yet, where the delta appears complete or not at all: AlreadyExists.
+// InvalidArgument, naming the difference, when the two are not the same model.
 absl::StatusOr<Manifest> CreateDelta(const Checkpoint& before, const Checkpoint& after,
                                      const std::string& out, const CreateOptions& options);
 

@@ -1,6 +1,7 @@
 #include "engine/updates/delta_file.h"
 
 #include <algorithm>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "engine/formats/names.h"
@@ -182,6 +183,23 @@ absl::StatusOr<std::string> DeltaFile::RestFrame() const {
   return ReadBytes(*source_, head_bytes(), manifest_.rest_frame_bytes, "the rest");
 }
 
+absl::Status CheckSigners(const std::vector<PrivateKey>& keys) {
+  if (keys.size() > kMaxSignatures) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(keys.size(), " keys to sign with, expected at most ", kMaxSignatures));
+  }
+  std::set<KeyId> seen;
+  for (const PrivateKey& key : keys) {
+    const auto known = key.Public();
+    if (!known.ok()) return known.status();
+    if (!seen.insert(known->id()).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the key ", Hex(known->id()), " is given twice; it signs once"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::string> SerializeHead(const Manifest& manifest,
                                           const std::vector<PrivateKey>& keys) {
   const auto bytes = SerializeManifest(manifest);
@@ -216,10 +234,12 @@ std::string SerializeRecord(size_t tensor, int64_t segment, absl::string_view re
 }
 
 absl::StatusOr<DeltaWriter> DeltaWriter::Create(const std::string& path) {
+  auto file = AtomicFile::CreateNew(path);
+  if (!file.ok()) return file.status();
   auto body = AtomicFile::Create(path + ".body");
   if (!body.ok()) return body.status();
   DeltaWriter writer;
-  writer.path_ = path;
+  writer.file_ = std::make_unique<AtomicFile>(*std::move(file));
   writer.body_ = std::make_unique<AtomicFile>(*std::move(body));
   writer.sha_ = std::make_unique<Sha256>();
   return writer;
@@ -245,19 +265,21 @@ absl::Status DeltaWriter::Finish(Manifest manifest, const std::vector<PrivateKey
   manifest.rest_frame_bytes = rest_frame_bytes_;
   manifest.body_bytes = body_->size();
   manifest.body = sha_->Finish();
+  if (auto status = CheckSigners(keys); !status.ok()) return status;
+  const auto written = SerializeManifest(manifest);
+  if (!written.ok()) return written.status();
+  if (const auto read = ParseManifest(*written); !read.ok()) return read.status();
   const auto head = SerializeHead(manifest, keys);
   if (!head.ok()) return head.status();
-  auto file = AtomicFile::Create(path_);
-  if (!file.ok()) return file.status();
-  if (auto status = file->Append(*head); !status.ok()) return status;
+  if (auto status = file_->Append(*head); !status.ok()) return status;
   std::string chunk;
   for (uint64_t offset = 0; offset < body_->size(); offset += chunk.size()) {
     chunk.resize(std::min(kChunkBytes, body_->size() - offset));
     if (auto status = body_->ReadAt(offset, chunk.data(), chunk.size()); !status.ok())
       return status;
-    if (auto status = file->Append(chunk); !status.ok()) return status;
+    if (auto status = file_->Append(chunk); !status.ok()) return status;
   }
-  return file->Commit();
+  return file_->CommitNew();
 }
 
 }  // namespace espalier::updates

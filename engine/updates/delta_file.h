@@ -68,6 +68,9 @@ class DeltaFile {
   std::vector<Signature> signatures_;
 };
 
+// Whether readers would take a delta signed with these: InvalidArgument for one that is there twice,
+// ResourceExhausted for more than kMaxSignatures.
+absl::Status CheckSigners(const std::vector<PrivateKey>& keys);
 // The head of a delta with this manifest, signed with each of the keys.
 absl::StatusOr<std::string> SerializeHead(const Manifest& manifest,
                                           const std::vector<PrivateKey>& keys);
@@ -78,11 +81,13 @@ std::string SerializeRecord(size_t tensor, int64_t segment, absl::string_view re
 // before it, holds its digest: memory does not depend on its size.
 class DeltaWriter {
  public:
+  // AlreadyExists when there is something at the path.
   static absl::StatusOr<DeltaWriter> Create(const std::string& path);
   // At most once, before any record.
   absl::Status AddRest(absl::string_view frame, uint64_t bytes);
   absl::Status AddRecord(size_t tensor, int64_t segment, absl::string_view record);
-  // Fills in what the manifest says of the body. Replaces what is at the path.
+  // Fills in what the manifest says of the body. The file appears complete and such that
+  // DeltaFile::Open takes it, or not at all.
   absl::Status Finish(Manifest manifest, const std::vector<PrivateKey>& keys);
   uint64_t body_bytes() const { return body_->size(); }
 
@@ -90,8 +95,7 @@ class DeltaWriter {
   DeltaWriter() = default;
   absl::Status Append(absl::string_view bytes);
 
-  std::string path_;
-  std::unique_ptr<AtomicFile> body_;
+  std::unique_ptr<AtomicFile> file_, body_;
   std::unique_ptr<Sha256> sha_;
   uint64_t rest_bytes_ = 0, rest_frame_bytes_ = 0;
 };

@@ -115,5 +115,47 @@ TEST_F(DeltaCommandsTest, MistakesSayWhatToDo) {
   EXPECT_THAT(RunLine({"delta", "show", At("a.safetensors")}).err, HasSubstr("is no delta"));
 }
 
+TEST_F(DeltaCommandsTest, NothingThatIsThereIsReplaced) {
+  ASSERT_TRUE(WriteFile(At("kept"), "precious").ok());
+  fs::create_symlink("kept", At("link"));
+  fs::create_symlink("nowhere", At("dangling"));
+  ASSERT_EQ(Create().code, kExitOk);  // makes ab.espd
+  ASSERT_EQ(RunLine({"delta", "create", At("b.safetensors"), At("a.safetensors"), "-o",
+                     At("ba.espd"), "--model", "m", "--base_version", "1"})
+                .code,
+            kExitOk);
+  for (const char* name : {"kept", "link", "dangling", "/dev/null"}) {
+    const std::string out = name[0] == '/' ? name : At(name);
+    const std::vector<std::vector<std::string>> lines = {
+        {"delta", "create", At("a.safetensors"), At("b.safetensors"), "-o", out},
+        {"delta", "apply", At("a.safetensors"), At("ab.espd"), "-o", out},
+        {"delta", "compose", At("a.safetensors"), At("ab.espd"), At("ba.espd"), "-o", out}};
+    for (const auto& line : lines) {
+      const Outcome refused = RunLine(line);
+      EXPECT_EQ(refused.code, kExitFailure) << line[1] << " " << out;
+      EXPECT_THAT(refused.err, HasSubstr("exists already"));
+    }
+  }
+  EXPECT_EQ(ReadFile(At("kept")).value(), "precious");
+  EXPECT_TRUE(fs::is_symlink(At("link")) && fs::is_symlink(At("dangling")));
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+  ASSERT_TRUE(WriteFile(At("k.pub"), "another's").ok());
+  EXPECT_EQ(RunLine({"keygen", At("k")}).code, kExitFailure);
+  EXPECT_FALSE(fs::exists(At("k.key"))) << "of a pair both files are made, or none";
+}
+
+TEST_F(DeltaCommandsTest, ADeltaThatNobodyCouldReadIsNotLeftBehind) {
+  ASSERT_EQ(RunLine({"keygen", At("k")}).code, kExitOk);
+  const Outcome twice = Create({"--key", At("k.key"), "--key", At("k.key")});
+  EXPECT_EQ(twice.code, kExitFailure);
+  EXPECT_THAT(twice.err, HasSubstr("is given twice"));
+  EXPECT_FALSE(fs::exists(At("ab.espd")));
+  EXPECT_EQ(RunLine({"delta", "create", At("a.safetensors"), At("b.safetensors"), "-o",
+                     At("ab.espd"), "--model", "a\nb"})
+                .code,
+            kExitFailure);
+  EXPECT_FALSE(fs::exists(At("ab.espd")));
+}
+
 }  // namespace
 }  // namespace espalier::cli

@@ -181,6 +181,16 @@ TEST_F(UpdateCommandsTest, FetchedDeltasAreFilesOnlyWhenTheyAreWhole) {
   EXPECT_EQ(ReadFile(At("m-2.espd")).value(), "first");
   EXPECT_EQ(ReadFile(At("m-3.espd")).value(), "second");
 
+  // A file of an earlier fetch is replaced, anything else is left alone.
+  fs::remove(At("m-3.espd"));
+  fs::create_symlink("precious", At("m-3.espd"));
+  ASSERT_TRUE(WriteFile(At("precious"), "precious").ok());
+  const Outcome beside_a_link = fetch();
+  EXPECT_EQ(beside_a_link.code, kExitFailure);
+  EXPECT_THAT(beside_a_link.err, HasSubstr("m-3.espd is there already, and is no regular file"));
+  EXPECT_TRUE(fs::is_symlink(At("m-3.espd")));
+  EXPECT_EQ(ReadFile(At("precious")).value(), "precious");
+
   const auto fails = [&](const std::string& text) {
     const Outcome outcome = fetch();
     EXPECT_EQ(outcome.code, kExitFailure);

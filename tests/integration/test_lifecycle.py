@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import signal
 import socket
@@ -102,10 +103,18 @@ def test_the_state_dir_is_free_again_after_a_kill(tmp_path):
 
 
 def test_a_ready_file_that_cannot_be_written_is_said_at_once(tmp_path):
-    for path, reason in (tmp_path / "no/ready", "No such file"), (tmp_path, "Is a directory"):
+    (tmp_path / "link").symlink_to("ready")
+    os.mkfifo(tmp_path / "pipe")
+    for path, reason in (
+        (tmp_path / "no/ready", "cannot be written: No such file"),
+        (tmp_path, "cannot be written: Is a directory"),
+        (tmp_path / "link", "is no regular file"),
+        (tmp_path / "pipe", "is no regular file"),
+    ):
         server = harness.Espalierd(harness.MODELS, f"--ready_file={path}")
         assert wait_for_exit(server.spawn()) == 1
-        assert f"--ready_file {path} cannot be written: {reason}" in server.log()
+        assert f"--ready_file {path} {reason}" in server.log()
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "pipe").is_fifo()
 
 
 def test_one_repository_given_twice_is_said_at_once(tmp_path):
