@@ -48,6 +48,21 @@ absl::Duration DurationOf(double seconds) {
   return absl::Floor(absl::Seconds(seconds), absl::Microseconds(1));
 }
 
+// What does nothing without another field is a mistake, whose wish would be passed over in silence.
+absl::Status CheckHasEffect(const v1::Probation& probation) {
+  const bool share = probation.canary_share() > 0, duration = probation.canary_seconds() > 0;
+  if (share != duration) {
+    return absl::InvalidArgumentError(
+        share ? "probation.canary_share needs canary_seconds: how long the canary lasts"
+              : "probation.canary_seconds needs canary_share: how much the canary gets");
+  }
+  const bool judges = probation.max_error_rate() > 0 || probation.max_latency_ratio() > 0;
+  if (!judges || share || probation.seconds() > 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "probation.", probation.max_error_rate() > 0 ? "max_error_rate" : "max_latency_ratio",
+      " needs seconds, or a canary: nothing is judged without"));
+}
+
 constexpr absl::Duration kLongestTransaction = absl::Hours(24);
 
 // host:port of characters that addresses have; no scheme of gRPC's, such as a local path.
@@ -108,6 +123,7 @@ absl::StatusOr<runtime::ProbationOptions> ReadProbation(const v1::Probation& pro
         InRange("max_latency_ratio", probation.max_latency_ratio(), 1e6)}) {
     if (!status.ok()) return status;
   }
+  if (auto status = CheckHasEffect(probation); !status.ok()) return status;
   runtime::ProbationOptions options;
   options.duration = DurationOf(probation.seconds());
   options.canary_share = probation.canary_share();

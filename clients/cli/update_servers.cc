@@ -87,6 +87,20 @@ absl::StatusOr<double> Seconds(const Args& args, absl::string_view flag) {
   return absl::ToDoubleSeconds(duration);
 }
 
+// As the server does, in the words of the command line.
+absl::Status CheckHasEffect(const v1::Probation& probation) {
+  const bool share = probation.canary_share() > 0, duration = probation.canary_seconds() > 0;
+  if (share && !duration)
+    return WrongUsage("--canary does nothing without --canary_duration: how long it lasts");
+  if (duration && !share)
+    return WrongUsage("--canary_duration does nothing without --canary: its share of the requests");
+  const bool judges = probation.max_error_rate() > 0 || probation.max_latency_ratio() > 0;
+  if (!judges || share || probation.seconds() > 0) return absl::OkStatus();
+  return WrongUsage(
+      absl::StrCat(probation.max_error_rate() > 0 ? "--max_error_rate" : "--max_latency_ratio",
+                   " does nothing without --probation or --canary"));
+}
+
 }  // namespace
 
 std::vector<FlagSpec> WithUpdateFlags(std::vector<FlagSpec> flags, const std::string& servers) {
@@ -176,12 +190,15 @@ std::vector<FlagSpec> ProbationFlags() {
        "Rolled back by itself if it fails within so long, then confirmed: 10m; forever: until\n"
        "espalier delta confirm. Default: the server's."},
       {"canary", "SHARE",
-       "Before that, only so much of the requests: 0.05. Default: 0, no canary."},
-      {"canary_duration", "DURATION", "For so long: 1m. Default: 0s."},
+       "Before that, only so much of the requests: 0.05. With --canary_duration. Default: 0, no\n"
+       "canary."},
+      {"canary_duration", "DURATION", "For so long: 1m."},
       {"max_error_rate", "SHARE",
-       "Fails with more failed requests than the old version had, by this share. Default: any."},
+       "Fails with more failed requests than the old version had, by this share. With --probation\n"
+       "or --canary. Default: any."},
       {"max_latency_ratio", "RATIO",
-       "Fails when it computes longer than the old version, times this. Default: any."},
+       "Fails when it computes longer than the old version, times this. With --probation or\n"
+       "--canary. Default: any."},
       {"golden", "", "The requests in <model>/golden/ must pass before it serves."},
   };
 }
@@ -209,6 +226,7 @@ absl::StatusOr<std::optional<v1::Probation>> ReadProbation(const Args& args) {
   if (!latency.ok()) return latency.status();
   probation.set_max_latency_ratio(*latency);
   probation.set_golden_requests(args.Has("golden"));
+  if (auto status = CheckHasEffect(probation); !status.ok()) return status;
   return probation;
 }
 

@@ -66,8 +66,9 @@ TEST_F(UpdateCommandsTest, APushSendsTheFileAndActivatesWithTheToken) {
   FakeUpdates service;
   const UpdateServerOf server(service);
   ASSERT_TRUE(WriteFile(At("token"), "  sesame-sesame-sesame\n").ok());
-  const Outcome pushed = RunLine({"delta", "push", delta_, "--to", server.url(), "--token_file",
-                                  At("token"), "--probation", "10m", "--canary", "0.25"});
+  const Outcome pushed =
+      RunLine({"delta", "push", delta_, "--to", server.url(), "--token_file", At("token"),
+               "--probation", "10m", "--canary", "0.25", "--canary_duration", "1m"});
   EXPECT_EQ(pushed.code, kExitOk) << pushed.err;
   EXPECT_EQ(pushed.out, absl::StrCat(server.url(), ": version 7 of m serves\n"));
   EXPECT_EQ(service.received, content_);
@@ -75,6 +76,7 @@ TEST_F(UpdateCommandsTest, APushSendsTheFileAndActivatesWithTheToken) {
   EXPECT_EQ(service.activated.version(), 7);
   EXPECT_EQ(service.activated.probation().seconds(), 600);
   EXPECT_EQ(service.activated.probation().canary_share(), 0.25);
+  EXPECT_EQ(service.activated.probation().canary_seconds(), 60);
 }
 
 TEST_F(UpdateCommandsTest, APushSendsOnlyWhatTheServerLacks) {
@@ -137,6 +139,13 @@ TEST_F(UpdateCommandsTest, MistakesInTheCommandLineAreFoundBeforeAnythingIsSent)
   wrong({"push", delta_, "--no_activate", "--probation", "1m"}, "--no_activate leaves nothing");
   wrong({"push", delta_, "--probation", "10"}, "--probation: expected a duration");
   wrong({"push", delta_, "--canary", "2"}, "--canary: expected a number from 0 to 1");
+  wrong({"push", delta_, "--canary", "0.5"}, "--canary does nothing without --canary_duration");
+  wrong({"activate", "m", "7", "--canary_duration", "1m"},
+        "--canary_duration does nothing without --canary");
+  wrong({"activate", "m", "7", "--max_error_rate", "0.1", "--golden"},
+        "--max_error_rate does nothing without --probation or --canary");
+  wrong({"activate", "m", "7", "--max_latency_ratio", "2", "--probation", "0s"},
+        "--max_latency_ratio does nothing without");
   wrong({"push", delta_, "--expiry", "25h"}, "--expiry: expected a duration from 1s to 24h");
   wrong({"push", delta_, "--to", "127.0.0.1:1,127.0.0.2:1", "--canary", "0.1", "--canary_duration",
          "150s"},

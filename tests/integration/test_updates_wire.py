@@ -224,10 +224,10 @@ def test_versions_that_cannot_serve(stage, refuses):
     [
         {"seconds": -1},
         {"seconds": float("nan")},
-        {"canary_share": 1.5},
-        {"canary_seconds": 1e9},
-        {"max_error_rate": -0.1},
-        {"max_latency_ratio": float("inf")},
+        {"canary_share": 1.5, "canary_seconds": 1},
+        {"canary_seconds": 1e9, "canary_share": 0.5},
+        {"max_error_rate": -0.1, "seconds": 1},
+        {"max_latency_ratio": float("inf"), "seconds": 1},
     ],
 )
 def test_probations_that_make_no_sense(stage, refuses, fields):
@@ -237,6 +237,20 @@ def test_probations_that_make_no_sense(stage, refuses, fields):
             f"probation.{next(iter(fields))}",
             lambda: client.activate("digits", 2, updates.Probation(**fields)),
         )
+
+
+@pytest.mark.parametrize(
+    ("fields", "missing"),
+    [
+        ({"canary_share": 0.5}, "canary_seconds"),
+        ({"canary_seconds": 1}, "canary_share"),
+        ({"max_error_rate": 0.1, "golden_requests": True}, "max_error_rate needs seconds"),
+        ({"max_latency_ratio": 2}, "max_latency_ratio needs seconds"),
+    ],
+)
+def test_probations_that_would_do_nothing(fields, missing):
+    with pytest.raises(ValueError, match=missing):
+        updates.Probation(**fields)
 
 
 def test_deltas_from_versions_that_are_not_here(stage, refuses):

@@ -102,6 +102,27 @@ TEST(UpdateMessagesTest, AProbationIsReadAndChecked) {
               HasSubstr("probation.canary_share is nan, expected 0 to 1"));
 }
 
+TEST(UpdateMessagesTest, WhatHasNoEffectByItselfIsRefusedWithWhatIsMissing) {
+  const auto refused = [](void (v1::Probation::*set)(double), const char* text) {
+    v1::Probation probation;
+    (probation.*set)(0.5);
+    EXPECT_TRUE(absl::IsInvalidArgument(ReadProbation(probation).status()));
+    EXPECT_THAT(ReadProbation(probation).status().message(), HasSubstr(text));
+  };
+  refused(&v1::Probation::set_canary_share, "canary_share needs canary_seconds");
+  refused(&v1::Probation::set_canary_seconds, "canary_seconds needs canary_share");
+  refused(&v1::Probation::set_max_error_rate, "max_error_rate needs seconds, or a canary");
+  refused(&v1::Probation::set_max_latency_ratio, "max_latency_ratio needs seconds, or a canary");
+  v1::Probation judged;
+  judged.set_max_error_rate(0.5);
+  judged.set_seconds(1);
+  EXPECT_TRUE(ReadProbation(judged).ok());
+  judged.set_seconds(0);
+  judged.set_canary_share(0.5);
+  judged.set_canary_seconds(1);
+  EXPECT_TRUE(ReadProbation(judged).ok());
+}
+
 v1::PrepareTransactionRequest Request() {
   v1::PrepareTransactionRequest request;
   request.mutable_transaction()->set_id("abc");

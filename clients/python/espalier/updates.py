@@ -51,10 +51,12 @@ class Probation:
     Attributes:
       seconds: until it is confirmed by itself; 0: at once; math.inf: until `confirm`.
       canary_share: of the requests that name no version, before all of them.
-      canary_seconds: how long it has only that share.
+      canary_seconds: how long it has only that share; both or neither.
       max_error_rate: share of failed requests beyond the old version's; 0: any.
       max_latency_ratio: of the mean compute time over the old version's; 0: any.
       golden_requests: <model>/golden/ of the repository must pass before it serves.
+
+    Raises ValueError for what does nothing: a limit without `seconds` or a canary, half a canary.
     """
 
     seconds: float = 0
@@ -63,6 +65,16 @@ class Probation:
     max_error_rate: float = 0
     max_latency_ratio: float = 0
     golden_requests: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses what the server would pass over."""
+        if bool(self.canary_share) != bool(self.canary_seconds):
+            missing = "canary_seconds" if self.canary_share else "canary_share"
+            raise ValueError(f"a canary needs {missing} too")
+        if not self.canary_share and not self.seconds:
+            for limit in ("max_error_rate", "max_latency_ratio"):
+                if getattr(self, limit):
+                    raise ValueError(f"{limit} needs seconds, or a canary")
 
 
 @dataclasses.dataclass(frozen=True)
