@@ -16,6 +16,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "engine/runtime/log.h"
+#include "google/protobuf/stubs/logging.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
@@ -46,11 +47,18 @@ void LogFromGrpc(gpr_log_func_args* args) {
   runtime::LogEvent(level, "grpc", {{"message", args->message}});
 }
 
-// Process-wide settings of gRPC, before the first server.
+// Protobuf's own lines, one for each message with a malformed string. They are written in a client's
+// name, who is answered, so nobody else needs to know.
+void LogFromProtobuf(google::protobuf::LogLevel, const char*, int, const std::string& message) {
+  runtime::LogEvent(spdlog::level::debug, "protobuf", {{"message", message}});
+}
+
+// Process-wide settings of gRPC and protobuf, before the first server.
 void ConfigureGrpcOnce() {
   static std::once_flag once;
   std::call_once(once, [] {
     gpr_set_log_function(LogFromGrpc);
+    google::protobuf::SetLogHandler(LogFromProtobuf);
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   });
