@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/runtime/model_manager.h"
 #include "engine/runtime/overload.h"
+#include "service/rpc_scope.h"
 #include "service/status.h"
 #include "service/typed_contents.h"
 
@@ -73,6 +74,7 @@ absl::Status InferTask::Admit(int64_t message_bytes) {
 }
 
 absl::Status InferTask::Decode(const grpc::ByteBuffer& message, DecodedRequest* request) {
+  if (!message.Valid()) return NoMessage(deadline_nanos);
   if (!message.Dump(&slices_).ok())
     return InvalidArgumentError("malformed ModelInferRequest: message cannot be unpacked");
   absl::InlinedVector<runtime::ByteSlice, 8> pieces;

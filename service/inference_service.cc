@@ -85,6 +85,7 @@ class InferenceService final : public Base {
   ServerUnaryReactor* Serve(Rpc rpc, CallbackServerContext& context, const ByteBuffer& message,
                             ByteBuffer* answer) {
     RpcScope scope(state_.telemetry, context, rpc);
+    if (!message.Valid()) return scope.Finish(context, NoMessage(scope.deadline_nanos()));
     Request request;
     Response response;
     ByteBuffer copy(message);  // of the references; the parser consumes them

@@ -51,6 +51,7 @@ class RepositoryCall final : public grpc::ServerUnaryReactor {
       : scope_(telemetry, context, rpc), response_(response), slot_(std::make_shared<Slot>(this)) {}
 
   std::shared_ptr<Slot> slot() const { return slot_; }
+  int64_t deadline_nanos() const { return scope_.deadline_nanos(); }
 
  private:
   void OnCancel() override {
@@ -210,6 +211,10 @@ grpc::ServerUnaryReactor* RepositoryControl::Open(Rpc rpc, grpc::CallbackServerC
                                                   grpc::ByteBuffer* response, Handle handle) {
   auto* call = new RepositoryCall(state_.telemetry, *context, rpc, *response);
   const auto slot = call->slot();
+  if (!message->Valid()) {
+    slot->Answer(NoMessage(call->deadline_nanos()), {});
+    return call;
+  }
   const auto bytes = static_cast<int64_t>(message->Length());
   if (absl::Status status = Admit(state_, *pending_, bytes); !status.ok()) {
     slot->Answer(status, {});

@@ -7,6 +7,12 @@
 
 namespace espalier::service {
 
+absl::Status NoMessage(int64_t deadline_nanos) {
+  if (runtime::NowNanos() >= deadline_nanos)
+    return absl::DeadlineExceededError("the deadline passed before the message was here");
+  return absl::CancelledError("the call ended before its message was here");
+}
+
 int64_t RpcScope::deadline_nanos() const {
   const auto deadline = context_.deadline();
   if (deadline == std::chrono::system_clock::time_point::max()) return INT64_MAX;

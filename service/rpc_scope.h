@@ -9,6 +9,10 @@
 
 namespace espalier::service {
 
+// The end of an RPC whose message never came, since its client went away or its deadline passed on the
+// way: there is nothing wrong with a message that nobody saw. `deadline_nanos` is the scope's.
+absl::Status NoMessage(int64_t deadline_nanos);
+
 class RpcScope {
  public:
   // Both outlive the scope.

@@ -255,6 +255,48 @@ TEST_F(ServiceRpcTest, MalformedBytesAreInvalidForEveryRpcThatIsOffered) {
   EXPECT_EQ(asked, 16);
 }
 
+TEST_F(ServiceRpcTest, ACallWhoseMessageNeverCameIsNotCalledMalformed) {
+  options_.metrics_address = "127.0.0.1:0";
+  AddModel("m");
+  StartServer();
+  grpc::GenericStub stub(channel_);
+  for (const char* rpc : {"ModelInfer", "ModelReady"}) {
+    for (const bool closes : {true, false}) {  // or the deadline passes first
+      grpc::ClientContext context;
+      if (!closes) context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Milliseconds(500)));
+      grpc::CompletionQueue queue;
+      const auto call = stub.PrepareCall(&context, absl::StrCat(kService, rpc), &queue);
+      void* tag = nullptr;
+      bool ok = false;
+      call->StartCall(&queue);
+      ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
+      if (closes) {
+        call->WritesDone(&queue);
+        ASSERT_TRUE(queue.Next(&tag, &ok));
+      }
+      grpc::Status status;
+      call->Finish(&status, &queue);
+      ASSERT_TRUE(queue.Next(&tag, &ok));
+      EXPECT_EQ(status.error_code(), closes ? grpc::CANCELLED : grpc::DEADLINE_EXCEEDED) << rpc;
+    }
+    // Which of the two the server hears first, the deadline or the client that goes away, is chance.
+    const std::string both =
+        absl::StrCat("espalier_rpc_duration_seconds_count{rpc=\"", rpc, "\"} 2");
+    EXPECT_TRUE(Eventually([&] { return absl::StrContains(Metrics(), both); })) << rpc;
+    EXPECT_THAT(Metrics(), HasSubstr(absl::StrCat("{rpc=\"", rpc, "\",code=\"CANCELLED\"}")));
+    const std::string invalid = absl::StrCat("{rpc=\"", rpc, "\",code=\"INVALID_ARGUMENT\"}");
+    EXPECT_THAT(Metrics(), Not(HasSubstr(invalid)));
+  }
+}
+
+TEST_F(ServiceRpcTest, AClientThatSendsNoUtf8WritesNothingIntoTheLog) {
+  StartServer();
+  ::testing::internal::CaptureStderr();
+  const grpc::Status status = Call(absl::StrCat(kService, "ModelReady"), "\x0a\x02\xff\xfe");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(status.error_code(), grpc::INVALID_ARGUMENT);
+}
+
 TEST_F(ServiceRpcTest, AnUnknownMethodIsUnimplementedWithItsName) {
   StartServer();
   for (const char* method : {"/inference.GRPCInferenceService/Made", "/x/y"}) {
