@@ -10,6 +10,7 @@
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
 #include "service/listen_address.h"
+#include "service/malformed_calls.h"
 #include "service/update_service.h"
 
 namespace espalier::service {
@@ -60,6 +61,8 @@ absl::StatusOr<std::unique_ptr<UpdateServer>> UpdateServer::Start(UpdateServerOp
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &server->port_);
   builder.RegisterService(&server->handlers_->service());
+  builder.experimental().SetInterceptorCreators(
+      MakeMalformedCallAnswers(telemetry, server->token_));
   server->grpc_ = builder.BuildAndStart();
   if (server->grpc_ == nullptr || server->port_ <= 0)
     return CannotListen("updates", address, "update_address");

@@ -2,11 +2,13 @@
 #include "service/update_server.h"
 
 #include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <filesystem>
+#include <latch>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -193,6 +195,32 @@ TEST_F(UpdateServerTest, AsManyWatchesMayBeOpenAndOthersGoOn) {
   for (std::thread& reader : readers) reader.join();
   EXPECT_EQ(ended, 1);
   EXPECT_THAT(refused.error_message(), HasSubstr("32"));
+}
+
+TEST_F(UpdateServerTest, MalformedBytesAreInvalidForEveryRpc) {
+  grpc::GenericStub stub(Channel(server_->update_port()));
+  const grpc::Slice slice("\x0a\xff");
+  const grpc::ByteBuffer request(&slice, 1);
+  int asked = 0;
+  for (const char* rpc :
+#define ESPALIER_NAME(name) #name,
+       {ESPALIER_UPDATE_RPCS(ESPALIER_NAME)}) {
+#undef ESPALIER_NAME
+    grpc::ClientContext context;
+    grpc::ByteBuffer answer;
+    grpc::Status status;
+    std::latch done{1};
+    stub.UnaryCall(&context, absl::StrCat("/espalier.v1.UpdateService/", rpc), {}, &request,
+                   &answer, [&](grpc::Status s) {
+                     status = std::move(s);
+                     done.count_down();
+                   });
+    done.wait();
+    EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT) << rpc;
+    EXPECT_EQ(status.error_message(), absl::StrCat("malformed ", rpc, "Request"));
+    ++asked;
+  }
+  EXPECT_EQ(asked, 11);
 }
 
 TEST_F(UpdateServerTest, EachListenerHasItsOwnService) {
