@@ -61,10 +61,11 @@ class Collector final : public prometheus::Collectable {
     gauge("espalier_request_bytes_in_flight_limit", "As many are let in; 0: no limit",
           in_flight.limits().max_bytes);
     Family refused("espalier_requests_refused_total",
-                   "ModelInfer requests turned away by a limit on what is in flight",
+                   "Requests, and streams, turned away by a limit on what is in flight",
                    MetricType::Counter);
     refused.Add({{"reason", "requests_in_flight"}}, Value(in_flight.refused_for_requests()));
     refused.Add({{"reason", "bytes_in_flight"}}, Value(in_flight.refused_for_bytes()));
+    refused.Add({{"reason", "streams"}}, Value(state_.streams.refused()));
     refused.MoveTo(families);
     Family loads("espalier_model_loads_total",
                  "Loads of a model that have ended, see the repository index for reasons",

@@ -14,8 +14,10 @@ absl::Status StreamRegistry::Add(std::shared_ptr<InferStream> stream) {
   if (!ended_.ok()) return ended_;
   const int64_t others = static_cast<int64_t>(streams_.size()) - 1;
   if (limits_.max_streams == 0 || others < limits_.max_streams) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(
-      "server is busy: ", others, " streams are open, at most ", limits_.max_streams, " may be"));
+  refused_.fetch_add(1, std::memory_order_relaxed);
+  // Not how many are open: those that were refused and have not ended yet are among them.
+  return absl::UnavailableError(
+      absl::StrCat("server is busy: as many streams are open as may be, ", limits_.max_streams));
 }
 
 void StreamRegistry::Remove(InferStream* stream) {

@@ -1,6 +1,7 @@
 // stream_registry.h — the streams that are open: how many there may be, and how they end together.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -31,6 +32,8 @@ class StreamRegistry {
   absl::Status Add(std::shared_ptr<InferStream> stream);
   void Remove(InferStream* stream);
   int64_t open() const;
+  // How often Add refused because of the limit.
+  const std::atomic<uint64_t>& refused() const { return refused_; }
 
   // Ends every stream, and from now on every new one, with `status`, after the answers to what was
   // read from it.
@@ -38,6 +41,7 @@ class StreamRegistry {
 
  private:
   const StreamLimits limits_;
+  std::atomic<uint64_t> refused_{0};
   mutable std::mutex mutex_;
   std::unordered_map<InferStream*, std::shared_ptr<InferStream>> streams_ ABSL_GUARDED_BY(mutex_);
   absl::Status ended_ ABSL_GUARDED_BY(mutex_);

@@ -2,6 +2,7 @@
 #include <set>
 #include <thread>
 
+#include "tests/service/http_get.h"
 #include "tests/service/service_fixture.h"
 
 namespace espalier::service {
@@ -303,6 +304,7 @@ TEST_F(ModelStreamInferTest, AClientThatDoesNotReadLeavesRoomForOthers) {
 
 TEST_F(ModelStreamInferTest, StreamsAreCapped) {
   options_.max_streams = 1;
+  options_.metrics_address = "127.0.0.1:0";
   StartServer();
   const auto first = Open();
   ASSERT_TRUE(first->Write(WithId("1")));
@@ -310,7 +312,9 @@ TEST_F(ModelStreamInferTest, StreamsAreCapped) {
   grpc::ClientContext context;
   const grpc::Status refused = stub_->ModelStreamInfer(&context)->Finish();
   EXPECT_EQ(refused.error_code(), grpc::UNAVAILABLE);
-  EXPECT_THAT(refused.error_message(), HasSubstr("1 streams are open, at most 1 may be"));
+  EXPECT_THAT(refused.error_message(), HasSubstr("as many streams are open as may be, 1"));
+  EXPECT_THAT(testing::HttpGet(server_->metrics_port(), "/metrics"),
+              HasSubstr("espalier_requests_refused_total{reason=\"streams\"} 1"));
   first->WritesDone();
   EXPECT_TRUE(first->Finish().ok());
   EXPECT_TRUE(Eventually([&] {
