@@ -251,7 +251,8 @@ absl::Status CheckModelConfig(const ModelConfig& config, std::vector<std::string
         CheckBatching(config),
         CheckFilename("default_model_filename", config.default_model_filename(), false),
         CheckWarmup(config), CheckValues("input", config.input(), CheckInput),
-        CheckValues("output", config.output(), CheckOutput), ReadModelSettings(config).status()}) {
+        CheckValues("output", config.output(), CheckOutput),
+        ReadModelSettings(config, warnings).status()}) {
     if (!status.ok()) return status;
   }
   if (warnings != nullptr) AddWarnings(config, *warnings);

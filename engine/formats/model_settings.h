@@ -17,6 +17,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/formats/precision.h"
@@ -37,8 +39,9 @@ struct ModelSettings {
   int64_t execute_delay_millis = 0;
 };
 
-// Parameters of other names are left alone. InvalidArgument for a value that is none of the above
-// lists them.
-absl::StatusOr<ModelSettings> ReadModelSettings(const inference::ModelConfig& config);
+// A parameter of another name has no effect: unless null, `warnings` gets a sentence for each.
+// InvalidArgument for a value that is none of the above lists them.
+absl::StatusOr<ModelSettings> ReadModelSettings(const inference::ModelConfig& config,
+                                                std::vector<std::string>* warnings = nullptr);
 
 }  // namespace espalier::formats

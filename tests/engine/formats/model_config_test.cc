@@ -331,7 +331,10 @@ ModelConfig WithParameter(const std::string& key, const std::string& value) {
 }
 
 TEST(ModelSettingsTest, DefaultsHoldWithoutParameters) {
-  const auto settings = ReadModelSettings(WithParameter("other", "x"));
+  std::vector<std::string> warnings;
+  const auto settings = ReadModelSettings(WithParameter("determinstic", "true"), &warnings);
+  EXPECT_THAT(warnings, ElementsAre(HasSubstr("'determinstic': known are precision, weight_memory, "
+                                              "deterministic,")));
   ASSERT_TRUE(settings.ok()) << settings.status();
   EXPECT_EQ(settings->precision, Precision::kAsStored);
   EXPECT_EQ(settings->weight_memory, WeightMemory::kBalanced);
