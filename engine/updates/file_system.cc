@@ -65,7 +65,11 @@ absl::StatusOr<std::shared_ptr<const ByteSource>> OpenedSource::Open(FileSystem&
   if (!file.ok()) return file.status();
   const auto size = (*file)->Size();
   if (!size.ok()) return size.status();
-  return std::shared_ptr<const ByteSource>(new OpenedSource(*std::move(file), path, *size));
+  // What is wrong with a delta is told to clients, and kept in the audit log: where it lies on the
+  // server is not their business.
+  std::string name = absl::StrCat("the delta ", path.substr(path.rfind('/') + 1));
+  return std::shared_ptr<const ByteSource>(
+      new OpenedSource(*std::move(file), std::move(name), *size));
 }
 
 absl::Status OpenedSource::ReadAt(uint64_t offset, void* to, uint64_t bytes) const {

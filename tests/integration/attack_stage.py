@@ -98,6 +98,7 @@ def refuses(stage):
         message = raised.details() if isinstance(raised, grpc.RpcError) else raised.message
         codes = code if isinstance(code, tuple) else (code,)
         assert got in codes and text in message, (got, message)
+        assert str(stage.folder) not in message, "where files lie is the server's business"
         assert stage.facts() == stage.before
         assert stage.server.process.poll() is None
 
