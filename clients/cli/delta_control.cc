@@ -39,18 +39,47 @@ absl::Status RunActivate(const Args& args) {
   });
 }
 
+// After a rollback that only the servers `back` took, to the versions that they serve now.
+void TellThatTheyDiffer(const Args& args, const UpdateClients& clients,
+                        const std::map<std::string, int64_t>& back) {
+  const std::string& model = args.positional()[0];
+  Table table({"SERVER", "SERVES", "WENT BACK"});
+  std::vector<std::string> others;
+  for (const auto& client : clients) {
+    const bool went = back.count(client->target()) > 0;
+    if (!went) others.push_back(client->target());
+    const auto list = client->List(model);
+    table.AddRow({client->target(),
+                  list.ok() && list->models_size() == 1
+                      ? absl::StrCat(list->models(0).serving())
+                      : absl::StrCat("unknown, ", absl::StatusCodeToString(list.status().code())),
+                  went ? "yes" : "no"});
+  }
+  std::cout << table.ToString() << std::flush;
+  std::cerr
+      << "espalier: warning: only " << back.size() << " of " << clients.size()
+      << " servers went back, and the others may serve another version. To mend it, when they "
+         "can again:\n  espalier delta rollback "
+      << model << " --to " << back.begin()->second << " --url " << absl::StrJoin(others, ",")
+      << (args.Has("token_file") ? " --token_file " : "") << args.String("token_file", "") << "\n";
+}
+
 absl::Status RunRollback(const Args& args) {
   const auto to = args.Int("to", 0, 1, kMaxVersion);
   if (!to.ok()) return to.status();
   const auto clients = ConnectUpdates(args);
   if (!clients.ok()) return clients.status();
-  return ForEach(*clients, [&](client::UpdateClient& client) {
+  std::map<std::string, int64_t> back;
+  const auto status = ForEach(*clients, [&](client::UpdateClient& client) {
     const auto version = client.Rollback(args.positional()[0],
                                          args.String("reason", "espalier delta rollback"), *to);
-    if (version.ok())
-      std::cout << client.target() << ": version " << *version << " serves" << std::endl;
-    return version.status();
+    if (!version.ok()) return version.status();
+    std::cout << client.target() << ": version " << *version << " serves" << std::endl;
+    back[client.target()] = *version;
+    return absl::OkStatus();
   });
+  if (!status.ok() && !back.empty()) TellThatTheyDiffer(args, *clients, back);
+  return status;
 }
 
 absl::Status RunConfirm(const Args& args) {
@@ -164,20 +193,23 @@ Examples:
 }
 
 Command DeltaRollbackCommand() {
-  return {{.name = "delta rollback",
-           .summary = "back to a version that served before, at once",
-           .arguments = "MODEL",
-           .min_positional = 1,
-           .max_positional = 1,
-           .flags = WithUpdateFlags(
-               {{"to", "VERSION", "One that served before. Default: what the active one replaced."},
-                {"reason", "TEXT", "For the log."}}),
-           .details = R"(Needs no delta: servers keep the versions that served, and the ways back.
+  return {
+      {.name = "delta rollback",
+       .summary = "back to a version that served before, at once",
+       .arguments = "MODEL",
+       .min_positional = 1,
+       .max_positional = 1,
+       .flags = WithUpdateFlags(
+           {{"to", "VERSION", "One that served before. Default: what the active one replaced."},
+            {"reason", "TEXT", "For the log."}}),
+       .details =
+           R"(Needs no delta: servers keep the versions that served, and the ways back. Several servers go back
+one by one: when some cannot, a table and a warning say which, and the command that mends it.
 
 Examples:
   espalier delta rollback digits --reason "accuracy dropped"
   espalier delta rollback digits --to 3 --url a:8003,b:8003)"},
-          &RunRollback};
+      &RunRollback};
 }
 
 Command DeltaConfirmCommand() {
@@ -210,7 +242,7 @@ are replaced; a link or a device in their place is not.
 
 Examples:
   espalier delta fetch digits --from 3 -o deltas/)"},
-          &RunFetch};
+      &RunFetch};
 }
 
 }  // namespace espalier::cli

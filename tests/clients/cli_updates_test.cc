@@ -125,6 +125,29 @@ TEST_F(UpdateCommandsTest, RefusalsKeepTheirReasonAndSayWhatToDo) {
               HasSubstr("a.safetensors"));
 }
 
+TEST_F(UpdateCommandsTest, ARollbackThatOnlySomeTookSaysWhatServesWhereAndWhatMendsIt) {
+  FakeUpdates services[3];
+  for (FakeUpdates& service : services) service.serves = 4;
+  services[0].fails["rollback"] = kRefused;
+  const UpdateServerOf a(services[0]), b(services[1]), c(services[2]);
+  const std::string all = absl::StrCat(a.url(), ",", b.url(), ",", c.url());
+  const Outcome mixed = RunLine({"delta", "rollback", "m", "--url", all});
+  EXPECT_EQ(mixed.code, kExitFailure);
+  EXPECT_THAT(mixed.out, HasSubstr(absl::StrCat(a.url(), "  4       no")));
+  EXPECT_THAT(mixed.out, HasSubstr(absl::StrCat(b.url(), "  3       yes")));
+  EXPECT_THAT(mixed.err, HasSubstr("only 2 of 3 servers went back"));
+  EXPECT_THAT(mixed.err,
+              HasSubstr(absl::StrCat("espalier delta rollback m --to 3 --url ", a.url(), "\n")));
+  services[0].fails.clear();
+  const Outcome mended = RunLine({"delta", "rollback", "m", "--to", "3", "--url", a.url()});
+  EXPECT_EQ(mended.code, kExitOk);
+  EXPECT_EQ(mended.err, "");
+  services[1].fails["rollback"] = services[0].fails["rollback"] = kRefused;
+  const Outcome nobody =
+      RunLine({"delta", "rollback", "m", "--url", absl::StrCat(a.url(), ",", b.url())});
+  EXPECT_THAT(nobody.err, Not(HasSubstr("went back"))) << "nothing has changed";
+}
+
 TEST_F(UpdateCommandsTest, MistakesInTheCommandLineAreFoundBeforeAnythingIsSent) {
   const auto wrong = [&](std::vector<std::string> line, const std::string& text) {
     line.insert(line.begin(), "delta");

@@ -34,6 +34,7 @@ class FakeUpdates final : public v1::UpdateService::Service {
   v1::ActivateVersionRequest activated;
   int pushes = 0;
   bool knows_probation = true;  // of transactions
+  int64_t serves = 0;           // a version; 0: this server knows neither rollback nor lists
 
   grpc::Status PushDelta(
       grpc::ServerContext* context,
@@ -69,6 +70,24 @@ class FakeUpdates final : public v1::UpdateService::Service {
     Note(*context);
     activated = *request;
     return Fails("activate");
+  }
+
+  grpc::Status Rollback(grpc::ServerContext* context, const v1::RollbackRequest* request,
+                        v1::RollbackResponse* response) override {
+    if (serves == 0) return v1::UpdateService::Service::Rollback(context, request, response);
+    if (auto status = Fails("rollback"); !status.ok()) return status;
+    serves = request->version() != 0 ? request->version() : serves - 1;
+    response->set_version(serves);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status ListVersions(grpc::ServerContext* context, const v1::ListVersionsRequest* request,
+                            v1::ListVersionsResponse* response) override {
+    if (serves == 0) return v1::UpdateService::Service::ListVersions(context, request, response);
+    auto& model = *response->add_models();
+    model.set_model(request->model());
+    model.set_serving(serves);
+    return grpc::Status::OK;
   }
 
   grpc::Status FetchDeltas(grpc::ServerContext*, const v1::FetchDeltasRequest*,
