@@ -4,6 +4,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "clients/cli/build_info.h"
 #include "clients/cli/command.h"
 
 namespace espalier::cli {
@@ -21,17 +22,21 @@ const std::vector<Command>& Commands() {
   return *commands;
 }
 
-std::string Overview() {
+// Of the commands whose names begin so.
+std::string Overview(absl::string_view prefix = "") {
   std::string text =
       "espalier — serve sparse-pruned networks: client and offline tools\n\n"
       "Usage: espalier COMMAND [arguments] [flags]\n\nCommands:\n";
   for (const Command& command : Commands()) {
+    if (!absl::StartsWith(command.spec.name, prefix)) continue;
     absl::StrAppend(&text, "  ", command.spec.name, std::string(15 - command.spec.name.size(), ' '),
                     command.spec.summary, "\n");
   }
-  absl::StrAppend(&text,
-                  "\n'espalier COMMAND --help' explains a command, with examples.\n"
-                  "Exit codes: 0 done, 1 failed, 2 the command line is wrong.\n");
+  absl::StrAppend(
+      &text,
+      "\n'espalier COMMAND --help' explains a command, with examples; --version says which "
+      "build this is.\n"
+      "Exit codes: 0 done, 1 failed, 2 the command line is wrong.\n");
   return text;
 }
 
@@ -74,6 +79,10 @@ int RunCommandLine(absl::Span<const char* const> arguments) {
     std::cout << Overview();
     return kExitOk;
   }
+  if (name == "--version") {
+    std::cout << "espalier " << BuildVersion() << " (" << BuildCommit() << ")\n";
+    return kExitOk;
+  }
   size_t words = 1;
   const bool begins_longer = std::any_of(
       Commands().begin(), Commands().end(),
@@ -87,8 +96,8 @@ int RunCommandLine(absl::Span<const char* const> arguments) {
     if (command.spec.name == name) return Run(command, arguments.subspan(words));
     names.push_back(command.spec.name);
   }
-  if (words == 2 && WantsHelp(arguments)) {
-    std::cout << Overview();
+  if (begins_longer && WantsHelp(arguments)) {
+    std::cout << Overview(absl::StrCat(arguments.front(), " "));
     return kExitOk;
   }
   if (begins_longer && words == 1)

@@ -52,6 +52,8 @@ class CommandsTest : public ::testing::Test {
 };
 
 TEST(CommandLineTest, HelpIsSuccessAndNamesEveryCommand) {
+  EXPECT_THAT(RunLine({"delta", "--help"}).out,
+              AllOf(HasSubstr("delta push"), Not(HasSubstr("\n  inspect"))));
   const Outcome outcome = RunLine({"--help"});
   EXPECT_EQ(outcome.code, kExitOk);
   for (const char* name :
