@@ -1,5 +1,5 @@
 // espalierd — the server. Flags in, exit code out:
-//   0    drained after SIGTERM or SIGINT
+//   0    drained after SIGTERM, SIGHUP or SIGINT
 //   1    could not start; the last log line says why
 //   2    bad flags
 //   3    requests were cut off: --drain_timeout was too short
@@ -10,18 +10,20 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <map>
+#include <set>
 #include <thread>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/reflection.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "engine/runtime/log.h"
 #include "engine/tensor/device.h"
@@ -101,8 +103,9 @@ ABSL_FLAG(std::string, deltas_poll_interval, "0s",
 ABSL_FLAG(std::string, trace_file, "",
           "File for traces of requests, once a client turns them on with TraceSetting. Empty: they "
           "cannot be turned on.");
-ABSL_FLAG(std::string, drain_timeout, "30s",
-          "How long requests in flight may take to finish after SIGTERM. 0 cuts them off.");
+ABSL_FLAG(
+    std::string, drain_timeout, "30s",
+    "How long requests in flight may take to finish after SIGTERM or SIGHUP. 0 cuts them off.");
 ABSL_FLAG(
     bool, accept_compressed, false,
     "Take requests packed with gzip or deflate. Off, because they are unpacked before their size "
@@ -142,7 +145,7 @@ On a laptop, local clients only:
 A model is a directory:  <repository>/<model>/<version>/model.onnx
                          and, if you like, <repository>/<model>/config.pbtxt
 Ask it something:        espalier models; espalier infer MODEL; curl 127.0.0.1:8002/metrics
-Stop it:                 SIGTERM or Ctrl-C finishes what is in flight; a second one stops at once)";
+Stop it:                 SIGTERM, SIGHUP or Ctrl-C finishes what is in flight; a second one stops at once)";
 
 constexpr rlim_t kFewFiles = 4096;
 constexpr int kCannotStart = 1, kBadFlags = 2, kCutOff = 3, kGpuLost = 4, kStoppedAtOnce = 130;
@@ -175,8 +178,7 @@ absl::Status InRange(absl::string_view flag, int64_t value, int64_t low, int64_t
 absl::Status ReadDuration(absl::string_view flag, const std::string& text, absl::Duration* to) {
   if (absl::ParseDuration(text, to) && *to >= absl::ZeroDuration() && *to <= absl::Hours(24))
     return absl::OkStatus();
-  const bool lacks_unit =
-      !text.empty() && text.find_first_not_of("0123456789.") == std::string::npos;
+  const bool lacks_unit = absl::ParseDuration(text + "s", to) && *to <= absl::Hours(24);
   return absl::InvalidArgumentError(absl::StrCat(
       "--", flag, " is '", text, "', expected a duration from 0 to 24h with its unit, like ",
       lacks_unit ? text : "30", "s"));
@@ -288,12 +290,14 @@ absl::StatusOr<ServerOptions> ReadFlags() {
   return options;
 }
 
-// SIGTERM and SIGINT, blocked in every thread and taken by the main one.
+// SIGTERM, SIGINT, and SIGHUP of a terminal that closes, blocked in every thread and taken by the main
+// one. Whoever starts the server under nohup has SIGHUP ignored, which stays so.
 sigset_t BlockStopSignals() {
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN);  // a file above RLIMIT_FSIZE is an error of its write
@@ -347,14 +351,56 @@ void RaiseFileLimit() {
   }
 }
 
-// Our flags and nothing of the libraries'.
-int PrintHelp() {
-  std::printf("espalierd %s\n\nFlags:\n", kUsage);
-  std::map<std::string, const absl::CommandLineFlag*> flags;
+// By name; nothing of the libraries'.
+std::map<std::string, absl::CommandLineFlag*> OurFlags() {
+  std::map<std::string, absl::CommandLineFlag*> flags;
   for (const auto& [name, flag] : absl::GetAllFlags()) {
     if (absl::StrContains(flag->Filename(), "service/main.cc")) flags[std::string(name)] = flag;
   }
-  for (const auto& [name, flag] : flags) {
+  return flags;
+}
+
+// --name=value, --name value, --switch, --noswitch; dashes in names are underscores. abseil's parser
+// would take the last value of a flag that is given twice, and leave with an exit code of its own.
+absl::Status ParseFlags(const std::vector<std::string>& arguments) {
+  const auto wrong = [](auto... text) {
+    return absl::InvalidArgumentError(absl::StrCat(text..., "; see espalierd --help"));
+  };
+  const auto flags = OurFlags();
+  std::set<std::string> given;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    const size_t equals = std::min(argument.find('='), argument.size());
+    absl::string_view typed = absl::string_view(argument).substr(0, equals);
+    if (!absl::ConsumePrefix(&typed, "--") && !absl::ConsumePrefix(&typed, "-"))
+      return wrong("unexpected argument '", argument, "'");
+    std::string name = absl::StrReplaceAll(typed, {{"-", "_"}});
+    const bool has_value = equals < argument.size();
+    auto found = flags.find(name);
+    const bool negated = found == flags.end() && !has_value && absl::StartsWith(name, "no");
+    if (negated) found = flags.find(name = name.substr(2));
+    const bool is_switch = found != flags.end() && found->second->IsOfType<bool>();
+    if (found == flags.end() || (negated && !is_switch)) return wrong("unknown flag --", typed);
+    if (!given.insert(name).second) {
+      const bool is_list = found->second->IsOfType<std::vector<std::string>>();
+      return wrong("--", name, " is given twice",
+                   is_list ? "; it takes several, comma-separated" : "");
+    }
+    std::string value = has_value ? argument.substr(equals + 1) : negated ? "false" : "true";
+    if (!has_value && !is_switch) {
+      if (i + 1 == arguments.size()) return wrong("--", name, " needs a value");
+      value = arguments[++i];
+    }
+    std::string error;
+    if (!found->second->ParseFrom(value, &error))
+      return wrong("--", name, " is '", value, "'", error.empty() ? "" : ": ", error);
+  }
+  return absl::OkStatus();
+}
+
+int PrintHelp() {
+  std::printf("espalierd %s\n\nFlags:\n", kUsage);
+  for (const auto& [name, flag] : OurFlags()) {
     std::printf("  --%s (default: %s)\n      %s\n", name.c_str(), flag->DefaultValue().c_str(),
                 flag->Help().c_str());
   }
@@ -367,21 +413,14 @@ void LimitHeaps() { mallopt(M_ARENA_MAX, 2 * AvailableCpus()); }
 
 int Main(int argc, char** argv) {
   LimitHeaps();
-  for (int i = 1; i < argc; ++i) {
-    if (absl::string_view(argv[i]) == "--help" || absl::string_view(argv[i]) == "-h")
-      return PrintHelp();
+  const std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
+  for (const std::string& argument : arguments) {
+    if (argument == "--help" || argument == "-h") return PrintHelp();
+    if (argument == "--version") return std::printf("espalierd %s\n", ESPALIER_VERSION) < 0;
   }
-  absl::SetProgramUsageMessage(kUsage);
-  absl::FlagsUsageConfig usage;
-  usage.version_string = [] { return absl::StrCat("espalierd ", ESPALIER_VERSION, "\n"); };
-  absl::SetFlagsUsageConfig(usage);
-  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
   runtime::ConfigureLogging(runtime::LogFormat::kText, spdlog::level::info);
+  if (absl::Status status = ParseFlags(arguments); !status.ok()) return Fail(kBadFlags, status);
   if (absl::Status status = ReadLogFlags(); !status.ok()) return Fail(kBadFlags, status);
-  if (rest.size() > 1) {
-    return Fail(kBadFlags, absl::InvalidArgumentError(absl::StrCat("unexpected argument '", rest[1],
-                                                                   "'; see espalierd --help")));
-  }
   auto options = ReadFlags();
   if (!options.ok()) return Fail(kBadFlags, options.status());
   absl::Duration drain_timeout;
@@ -399,6 +438,7 @@ int Main(int argc, char** argv) {
   runtime::LogEvent(spdlog::level::info, "draining",
                     {{"signal", gpu_lost             ? "GPU lost"
                                 : received == SIGINT ? "SIGINT"
+                                : received == SIGHUP ? "SIGHUP"
                                                      : "SIGTERM"}});
   DrainAndExit(**server, drain_timeout, signals);
 }

@@ -52,13 +52,17 @@ class Espalierd:
         folder = pathlib.Path(self._folder.name)
         self.ready_file = folder / "ready.json"
         self.log_file = folder / "log"
-        self.command = [
-            str(BIN / "espalierd"),
+        defaults = [
             f"--model_repository={repository}",
             "--address=127.0.0.1:0",
             "--metrics_address=127.0.0.1:0",
             f"--ready_file={self.ready_file}",
             *([f"--state_dir={state_dir}"] if state_dir else []),
+        ]
+        given = {flag.partition("=")[0] for flag in flags}
+        self.command = [
+            str(BIN / "espalierd"),
+            *(flag for flag in defaults if flag.partition("=")[0] not in given),
             *flags,
         ]
         self.environment = {**os.environ, **(environment or {})}

@@ -8,6 +8,7 @@ import pathlib
 import signal
 import socket
 import stat
+import subprocess
 import threading
 import time
 
@@ -142,10 +143,48 @@ def test_a_repository_that_does_not_exist_is_said(tmp_path):
 
 
 def test_wrong_flags_exit_with_two():
-    for flag in ("--threads=-1", "--log_format=xml", "--max_message_bytes=0", "--log_level=loud"):
+    for flag, reason in {
+        "--threads=-1": "expected 0 to 1024",
+        "--threads=two": "--threads is 'two'",
+        "--log_format=xml": "expected text or json",
+        "--max_message_bytes=0": "--max_message_bytes is 0",
+        "--log_level=loud": "--log_level is 'loud'",
+        "--treads=1": "unknown flag --treads",
+        "--nothreads": "unknown flag --nothreads",
+        "--load_model": "--load_model needs a value",
+        "serve": "unexpected argument 'serve'",
+        "--drain_timeout=30": "like 30s",
+        "--drain_timeout=99999999999": "like 30s",
+    }.items():
         server = harness.Espalierd(harness.MODELS, flag)
         assert wait_for_exit(server.spawn()) == 2, flag
-        assert flag.split("=")[0].strip("-") in server.log()
+        assert reason in server.log(), flag
+
+
+def test_a_flag_given_twice_is_refused(tmp_path):
+    for first, second, name in (
+        (f"--model_repository={harness.MODELS}", f"--model-repository={tmp_path}", "comma-separated"),
+        ("--accept_compressed", "--noaccept_compressed", "--accept_compressed is given twice"),
+        ("--threads=1", "--threads=1", "--threads is given twice"),
+    ):
+        server = harness.Espalierd(harness.MODELS, first, second)
+        assert wait_for_exit(server.spawn()) == 2
+        assert "is given twice" in server.log() and name in server.log()
+
+
+def test_values_may_follow_their_flags(tmp_path):
+    server = harness.Espalierd(harness.MODELS)
+    server.command += ["--threads", "1", "--accept-compressed", "--log-format", "json"]
+    with server:
+        assert '"event":"ready"' in server.log()
+
+
+def test_both_programs_say_their_version():
+    for program in "espalierd", "espalier":
+        done = subprocess.run(
+            [harness.BIN / program, "--version"], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0 and done.stdout.startswith(f"{program} 0.")
 
 
 def test_a_read_only_repository_serves(repository):
@@ -204,12 +243,13 @@ def test_an_idle_server_stops_at_once_with_zero():
     assert min(seconds) < 1.0 or harness.SANITIZED
 
 
-def test_sigterm_finishes_what_is_in_flight(repository):
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_finishes_what_is_in_flight(repository, stop):
     with harness.Espalierd(repository(slow={"1": harness.slow_model()})) as server:
         with espalier.Client(server.url) as client:
             threads, outcomes = ask_in_background(client, 4)
             wait_until_executing(client)
-            server.process.send_signal(signal.SIGTERM)
+            server.process.send_signal(stop)
             serving.eventually(lambda: is_draining(client))
             with pytest.raises(espalier.InferenceError) as error:
                 client.infer("slow", {"x": harness.SLOW_INPUT[:1]})
@@ -278,9 +318,8 @@ def test_a_loading_model_does_not_hold_up_a_ready_one(repository, digits):
         a_small={"1": harness.model_path(NAME).read_bytes()},
         **{f"large_{i}": {"1": large} for i in range(4)},
     )
-    server = harness.Espalierd(models, "--loader_threads=2")
     (port,) = harness.free_ports(1)
-    server.command.append(f"--address=127.0.0.1:{port}")
+    server = harness.Espalierd(models, "--loader_threads=2", f"--address=127.0.0.1:{port}")
     server.spawn()
     try:
         latencies = []
