@@ -308,12 +308,20 @@ sigset_t BlockStopSignals() {
 // not two.
 constexpr int64_t kSecondSignalNanos = 500'000'000;
 
+// The last answers are in the kernel's hands then, and would be lost with a connection that is closed
+// while something unread has come on it: a round trip to clients that are far away.
+constexpr absl::Duration kAnswersArrive = absl::Milliseconds(200);
+
 // Drains while watching for a second signal. Does not come back: models that are still loading
 // cannot be interrupted, and nobody needs them any more.
 [[noreturn]] void DrainAndExit(Server& server, absl::Duration timeout, const sigset_t& signals) {
   const int64_t began = runtime::NowNanos();
   std::atomic<int> outcome{-1};
-  std::thread drain([&] { outcome = server.Drain(timeout) ? 0 : kCutOff; });
+  std::thread drain([&] {
+    const bool finished = server.Quiesce(timeout);
+    if (finished) absl::SleepFor(kAnswersArrive);
+    outcome = finished ? 0 : kCutOff;
+  });
   // What runs can be cancelled but not killed: somewhat after the timeout, the process goes anyway.
   const int64_t last_moment = began + absl::ToInt64Nanoseconds(timeout + absl::Seconds(1));
   while (outcome < 0 && runtime::NowNanos() < last_moment) {

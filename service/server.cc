@@ -362,7 +362,7 @@ absl::Status Server::WriteReadyFile() const {
   return absl::OkStatus();
 }
 
-bool Server::Drain(absl::Duration timeout) {
+bool Server::Quiesce(absl::Duration timeout) {
   if (grpc_ == nullptr) return true;
   const absl::Time deadline = absl::Now() + timeout;
   state_->draining = true;
@@ -370,22 +370,28 @@ bool Server::Drain(absl::Duration timeout) {
   grpc_->GetHealthCheckService()->Shutdown();
   if (updates_ != nullptr) updates_->Stop();
   if (update_server_ != nullptr) update_server_->Stop();
-  // New requests are refused by their handlers while those in flight finish. Shutting gRPC down at
-  // once would do the same less well: what arrives on an open connection then is answered
-  // CANCELLED, which no client retries.
+  // New requests are refused by their handlers while those in flight finish. Shutting gRPC down would
+  // do the same less well: what arrives on an open connection then is answered CANCELLED, which no
+  // client retries (gRPC 1.51 drops it before any handler, and cannot announce the end without that).
   const auto busy = [this] {
     return state_->telemetry.in_flight.requests() > 0 || state_->streams.open() > 0;
   };
   while (busy() && absl::Now() < deadline) absl::SleepFor(kDrainPoll);
   const int64_t left = state_->telemetry.in_flight.requests();
+  if (left > 0) runtime::LogEvent(spdlog::level::warn, "requests cut off", {{"requests", left}});
+  state_->tracer.Finish();
+  return left == 0;
+}
+
+bool Server::Drain(absl::Duration timeout) {
+  if (grpc_ == nullptr) return true;
+  const bool finished = Quiesce(timeout);
   // What is still open now are streams that end only when their client wants (Watch of the health
   // service), and what was not done in time.
   std::thread shutdown([&] { grpc_->Shutdown(absl::ToChronoTime(absl::Now() + kDrainPoll)); });
   shutdown.join();
   grpc_->Wait();
-  state_->tracer.Finish();
-  if (left > 0) runtime::LogEvent(spdlog::level::warn, "requests cut off", {{"requests", left}});
-  return left == 0;
+  return finished;
 }
 
 Server::~Server() {

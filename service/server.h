@@ -86,10 +86,12 @@ class Server {
   bool ready() const { return state_->ready(); }
   runtime::ModelManager& models() { return *models_; }
 
-  // Takes nothing new (UNAVAILABLE), lets what is in flight finish and ends the streams, then closes
-  // all connections.
-  // False when something was still running after `timeout`; it has been cancelled then. Metrics
-  // stay up until the server is destroyed.
+  // Takes nothing new (UNAVAILABLE), lets what is in flight finish and ends the streams. Connections
+  // stay, so that whatever still arrives is answered. False when something was still running after
+  // `timeout`. A process that ends after it closes its connections, which clients take for UNAVAILABLE.
+  bool Quiesce(absl::Duration timeout);
+  // The same, then closes all connections from within: what is still running is cancelled, and so is,
+  // by gRPC, what arrives meanwhile. Metrics stay up until the server is destroyed.
   bool Drain(absl::Duration timeout);
 
  private:

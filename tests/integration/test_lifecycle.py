@@ -260,6 +260,24 @@ def test_a_signal_finishes_what_is_in_flight(repository, stop):
             assert wait_for_exit(server.process) == 0, server.log()
 
 
+def test_nothing_is_cancelled_when_a_loaded_server_stops():
+    """Clients try again what is UNAVAILABLE, and give up what is CANCELLED."""
+    with harness.Espalierd(harness.MODELS) as server:
+        load = subprocess.Popen(
+            [harness.BIN / "espalier", "bench", NAME, f"--url={server.url}", "--concurrency=64"]
+            + ["--warmup=0", "--duration=2", "--deadline=5"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        with espalier.Client(server.url) as client:
+            serving.eventually(lambda: client.statistics(NAME)[0].execution_count > 100)
+        server.process.send_signal(signal.SIGTERM)
+        assert wait_for_exit(server.process) == 0, server.log()
+        report = load.communicate(timeout=120)[0]
+    assert "UNAVAILABLE" in report and "CANCELLED" not in report, report
+
+
 def test_a_drain_that_takes_too_long_cuts_off_and_exits_with_three(repository):
     models = repository(slow={"1": harness.slow_model()})
     with (
