@@ -5,6 +5,7 @@
 #include "absl/time/time.h"
 #include "clients/cli/command.h"
 #include "clients/cli/delta_files.h"
+#include "clients/cli/file.h"
 #include "engine/updates/apply_delta.h"
 #include "engine/updates/create_delta.h"
 
@@ -38,8 +39,10 @@ absl::Status ReadOptions(const Args& args, CreateOptions& options) {
 }
 
 absl::StatusOr<std::string> Output(const Args& args) {
-  if (args.Has("output")) return args.String("output", "");
-  return WrongUsage("--output is missing: -o x.espd");
+  if (!args.Has("output")) return WrongUsage("--output is missing: -o x.espd");
+  const std::string path = args.String("output", "");
+  if (auto status = CheckReplaceable(path); !status.ok()) return status;
+  return path;
 }
 
 void Tell(const Manifest& manifest, const std::string& out, int64_t weight_bytes,
@@ -136,7 +139,8 @@ absl::Status RunCompose(const Args& args) {
   return absl::OkStatus();
 }
 
-const FlagSpec kOutput = {"output", "FILE", "The file to make; it must not exist.", false, 'o'};
+const FlagSpec kOutput = {"output", "FILE", "The file to make, in place of one that is there.",
+                          false, 'o'};
 const FlagSpec kKey = {"key", "FILE", "Sign with this private key (espalier keygen).", true};
 const FlagSpec kExpires = {"expires", "DURATION",
                            "Refused by servers after so long: 36h. Default: never."};

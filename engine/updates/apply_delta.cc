@@ -217,7 +217,7 @@ absl::StatusOr<Manifest> ComposeDeltas(const std::string& base,
                                        const std::string& out, CreateOptions options) {
   // What CreateDelta would refuse in the end is refused before the work.
   if (auto status = CheckSigners(options.keys); !status.ok()) return status;
-  if (const auto place = AtomicFile::CreateNew(out); !place.ok()) return place.status();
+  if (const auto place = AtomicFile::Create(out); !place.ok()) return place.status();
   // What lies between is deleted whatever happens.
   struct Scratch {
     std::string path;

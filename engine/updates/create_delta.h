@@ -26,7 +26,7 @@ struct CreateOptions {
   WeightEncoderOptions weights;
 };
 
-// Nothing may be at `out` yet, where the delta appears complete or not at all: AlreadyExists.
+// The delta appears at `out` complete, in place of what is there, or not at all.
 // InvalidArgument, naming the difference, when the two are not the same model.
 absl::StatusOr<Manifest> CreateDelta(const Checkpoint& before, const Checkpoint& after,
                                      const std::string& out, const CreateOptions& options);

@@ -234,7 +234,7 @@ std::string SerializeRecord(size_t tensor, int64_t segment, absl::string_view re
 }
 
 absl::StatusOr<DeltaWriter> DeltaWriter::Create(const std::string& path) {
-  auto file = AtomicFile::CreateNew(path);
+  auto file = AtomicFile::Create(path);
   if (!file.ok()) return file.status();
   auto body = AtomicFile::Create(path + ".body");
   if (!body.ok()) return body.status();
@@ -279,7 +279,7 @@ absl::Status DeltaWriter::Finish(Manifest manifest, const std::vector<PrivateKey
       return status;
     if (auto status = file_->Append(chunk); !status.ok()) return status;
   }
-  return file_->CommitNew();
+  return file_->Commit();
 }
 
 }  // namespace espalier::updates

@@ -81,13 +81,12 @@ std::string SerializeRecord(size_t tensor, int64_t segment, absl::string_view re
 // before it, holds its digest: memory does not depend on its size.
 class DeltaWriter {
  public:
-  // AlreadyExists when there is something at the path.
   static absl::StatusOr<DeltaWriter> Create(const std::string& path);
   // At most once, before any record.
   absl::Status AddRest(absl::string_view frame, uint64_t bytes);
   absl::Status AddRecord(size_t tensor, int64_t segment, absl::string_view record);
-  // Fills in what the manifest says of the body. The file appears complete and such that
-  // DeltaFile::Open takes it, or not at all.
+  // Fills in what the manifest says of the body. The file appears complete, in place of what is at the path, and such
+  // that DeltaFile::Open takes it, or not at all.
   absl::Status Finish(Manifest manifest, const std::vector<PrivateKey>& keys);
   uint64_t body_bytes() const { return body_->size(); }
 

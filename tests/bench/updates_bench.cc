@@ -115,7 +115,6 @@ int Run(const std::string& old_path, const std::string& new_path, int rounds) {
     // Opening is part of making: headers and graphs are read.
     const auto before = OrDie(Checkpoint::Open(old_path)),
                after = OrDie(Checkpoint::Open(new_path));
-    std::remove(pair.delta_path.c_str());
     return OrDie(CreateDelta(*before, *after, pair.delta_path, pair.options));
   };
   const updates::Manifest manifest = create(cpus);

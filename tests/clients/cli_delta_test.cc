@@ -115,27 +115,31 @@ TEST_F(DeltaCommandsTest, MistakesSayWhatToDo) {
   EXPECT_THAT(RunLine({"delta", "show", At("a.safetensors")}).err, HasSubstr("is no delta"));
 }
 
-TEST_F(DeltaCommandsTest, NothingThatIsThereIsReplaced) {
+TEST_F(DeltaCommandsTest, NothingButAFormerDeltaIsReplaced) {
   ASSERT_TRUE(WriteFile(At("kept"), "precious").ok());
   fs::create_symlink("kept", At("link"));
   fs::create_symlink("nowhere", At("dangling"));
   ASSERT_EQ(Create().code, kExitOk);  // makes ab.espd
+  ASSERT_EQ(Create().code, kExitOk) << "again, as a trainer does";
   ASSERT_EQ(RunLine({"delta", "create", At("b.safetensors"), At("a.safetensors"), "-o",
                      At("ba.espd"), "--model", "m", "--base_version", "1"})
                 .code,
             kExitOk);
-  for (const char* name : {"kept", "link", "dangling", "/dev/null"}) {
+  const auto expect_refused = [&](const std::vector<std::string>& line, const char* why) {
+    const Outcome refused = RunLine(line);
+    EXPECT_EQ(refused.code, kExitFailure) << line[1] << " " << line.back();
+    EXPECT_THAT(refused.err, HasSubstr(why));
+  };
+  for (const char* name : {"link", "dangling", "/dev/null"}) {
     const std::string out = name[0] == '/' ? name : At(name);
     const std::vector<std::vector<std::string>> lines = {
         {"delta", "create", At("a.safetensors"), At("b.safetensors"), "-o", out},
         {"delta", "apply", At("a.safetensors"), At("ab.espd"), "-o", out},
         {"delta", "compose", At("a.safetensors"), At("ab.espd"), At("ba.espd"), "-o", out}};
-    for (const auto& line : lines) {
-      const Outcome refused = RunLine(line);
-      EXPECT_EQ(refused.code, kExitFailure) << line[1] << " " << out;
-      EXPECT_THAT(refused.err, HasSubstr("exists already"));
-    }
+    for (const auto& line : lines) expect_refused(line, "is no regular file");
   }
+  expect_refused({"delta", "apply", At("a.safetensors"), At("ab.espd"), "-o", At("kept")},
+                 "exists already");
   EXPECT_EQ(ReadFile(At("kept")).value(), "precious");
   EXPECT_TRUE(fs::is_symlink(At("link")) && fs::is_symlink(At("dangling")));
   EXPECT_TRUE(fs::is_character_file("/dev/null"));

@@ -158,7 +158,7 @@ def create(
     Args:
       old: the checkpoint that serves.
       new: the next one.
-      output: the .espd file to make; it must not exist.
+      output: the .espd file to make, in place of one that is there.
       key: private keys that sign it (espalier keygen).
       model: that it is for; from the path of `old` by default.
       base_version: number of `old`; its version directory by default.

@@ -103,7 +103,6 @@ class LinearPublisher {
     options.created_seconds = 1'700'000'000;
     options.expires_seconds = terms.expires_seconds;
     options.keys = terms.keys;
-    std::filesystem::remove(out);
     auto manifest = updates::CreateDelta(**before, **after, out, options);
     EXPECT_TRUE(manifest.ok()) << manifest.status();
     std::ifstream file(out, std::ios::binary);

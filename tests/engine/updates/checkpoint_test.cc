@@ -93,7 +93,6 @@ class CheckpointTest : public ::testing::Test {
   Manifest ExpectRoundTrip(const std::string& before, const std::string& after) {
     const std::string delta = At("d.espd"), out = At("out" + fs::path(before).extension().string());
     fs::remove_all(out);
-    fs::remove(delta);
     const auto manifest = Create(before, after, delta);
     EXPECT_TRUE(manifest.ok()) << manifest.status();
     if (!manifest.ok()) return {};
