@@ -1,8 +1,8 @@
 // cuda_shared_memory.h — regions of memory on a GPU that another process on this machine owns and exported
 // (cudaIpcGetMemHandle).
 //
-// What is mapped is asked of the driver, so that no client has the server read behind its memory. Copies pass through host
-// memory: a read or a write waits for one transfer between the region and the caller's buffer. The owner must keep its
+// What is mapped is asked of the driver, so that no client has the server read behind its memory. A model on a GPU copies
+// straight from and to the region; for others a read or a write waits for a transfer to or from host memory. The owner must keep its
 // memory until the region is unregistered and what uses it was answered: CUDA calls reading a freed mapping undefined,
 // and an illegal access ends the server (exit code 4, as for any lost GPU).
 #pragma once
@@ -39,6 +39,7 @@ class CudaSharedMemory final : public SharedMemoryRegion {
                    CudaHandle memory, CudaHandle stream);
   absl::Status ReadRange(uint64_t offset, absl::Span<std::byte> to) const override;
   absl::Status WriteRange(uint64_t offset, absl::Span<const std::byte> from) const override;
+  std::byte* DeviceMemory() const override { return memory_.data(); }
 
   const CudaDevice& device_;
   const CudaHandle memory_;

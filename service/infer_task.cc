@@ -112,6 +112,8 @@ void InferTask::Answer(absl::Status status) {
   if (trace_ != nullptr) RecordTrace(status);
   // Once a client has its answers, its regions are its own again: what it unregisters then is closed when it is told so.
   targets_.clear();
+  for (auto& input : inputs) input.range.memory.reset();
+  for (auto& output : outputs) output.range.memory.reset();
   Deliver(std::move(status));
 }
 
@@ -157,24 +159,26 @@ absl::Status InferTask::TakeInputs(DecodedRequest& request) {
   if (!raw) typed_.reserve(in_message);  // slices point into its strings, which must not move
   size_t next_raw = 0;
   for (DecodedInput& input : request.inputs) {
-    absl::StatusOr<runtime::ByteSlices> data;
+    runtime::InputTensor& tensor = inputs.emplace_back();
+    absl::Status status;
     if (!input.shared_memory.region.empty()) {
-      data = SharedData(input);
+      status = TakeShared(input, tensor.range);
     } else if (raw && !input.has_contents) {
-      data = std::move(request.raw_inputs[next_raw++]);
+      tensor.data = std::move(request.raw_inputs[next_raw++]);
     } else {
-      data = TypedData(input, raw);
+      status = TakeTyped(input, raw, tensor.data);
     }
-    if (!data.ok())
-      return absl::Status(data.status().code(),
-                          StrCat(data.status().message(), ", for model '", model, "'"));
-    inputs.push_back({std::move(input.name), std::move(input.datatype), std::move(input.shape),
-                      *std::move(data)});
+    if (!status.ok())
+      return absl::Status(status.code(), StrCat(status.message(), ", for model '", model, "'"));
+    tensor.name = std::move(input.name);
+    tensor.datatype = std::move(input.datatype);
+    tensor.shape = std::move(input.shape);
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<runtime::ByteSlices> InferTask::TypedData(const DecodedInput& input, bool has_raw) {
+absl::Status InferTask::TakeTyped(const DecodedInput& input, bool has_raw,
+                                  runtime::ByteSlices& data) {
   const std::string name = runtime::Printable(input.name);
   if (has_raw) {
     return InvalidArgumentError(
@@ -191,41 +195,25 @@ absl::StatusOr<runtime::ByteSlices> InferTask::TypedData(const DecodedInput& inp
   auto bytes = RawElements(input, *elements);
   if (!bytes.ok()) return bytes.status();
   typed_.push_back(*std::move(bytes));
-  return runtime::ByteSlices{
-      {reinterpret_cast<const std::byte*>(typed_.back().data()), typed_.back().size()}};
+  data = {{reinterpret_cast<const std::byte*>(typed_.back().data()), typed_.back().size()}};
+  return absl::OkStatus();
 }
 
-absl::StatusOr<runtime::ByteSlices> InferTask::SharedData(const DecodedInput& input) {
-  const std::string name = runtime::Printable(input.name);
-  const SharedMemoryRange& range = input.shared_memory;
+absl::Status InferTask::TakeShared(const DecodedInput& input, runtime::TensorRange& range) const {
   const auto refuse = [&](const absl::Status& status) {
-    return absl::Status(status.code(), StrCat("input '", name, "': ", status.message()));
+    return absl::Status(status.code(),
+                        StrCat("input '", runtime::Printable(input.name), "': ", status.message()));
   };
   if (input.has_contents)
     return refuse(InvalidArgumentError("contents is set beside shared memory"));
-  auto region = state_.shared_memory.Find(range.region);
+  auto region = state_.shared_memory.Find(input.shared_memory.region);
   if (!region.ok()) return refuse(region.status());
-  const auto offset = static_cast<uint64_t>(range.offset);
-  const auto bytes = static_cast<size_t>(range.byte_size);
-  // Before memory is reserved.
-  absl::Status status = (*region)->CheckRange(offset, bytes);
+  range.offset = static_cast<uint64_t>(input.shared_memory.offset);
+  range.bytes = static_cast<size_t>(input.shared_memory.byte_size);
+  absl::Status status = (*region)->CheckRange(range.offset, range.bytes);
   if (!status.ok()) return refuse(status);
-  auto to = AllocateInput(bytes);
-  if (!to.ok()) return refuse(to.status());
-  status = (*region)->Read(offset, absl::MakeSpan(*to, bytes));
-  if (!status.ok()) return refuse(status);
-  return runtime::ByteSlices{{*to, bytes}};
-}
-
-absl::StatusOr<std::byte*> InferTask::AllocateInput(size_t bytes) {
-  absl::Status status = state_.telemetry.in_flight.Grow(static_cast<int64_t>(bytes));
-  if (!status.ok()) return status;
-  admitted_bytes_ += static_cast<int64_t>(bytes);
-  auto* memory = new (std::nothrow) std::byte[bytes];
-  if (memory == nullptr)
-    return absl::ResourceExhaustedError(StrCat("no memory for an input of ", bytes, " bytes"));
-  copied_.emplace_back(memory);
-  return memory;
+  range.memory = *std::move(region);
+  return absl::OkStatus();
 }
 
 absl::Status InferTask::TakeRequestedOutputs(DecodedRequest& request) {
@@ -259,10 +247,10 @@ absl::Status InferTask::Redirect(const Target& target, const runtime::OutputTens
                                  ResponseOutput& part, const std::byte*& from,
                                  Classes& classes) const {
   const runtime::Signature& signature = version->signature();
-  if (target.region != nullptr) {
+  if (output.range.memory != nullptr) {
     part.shared_memory = &target.range;
     part.bytes = 0;
-    return target.region->Write(static_cast<uint64_t>(target.range.offset), {from, output.bytes});
+    return absl::OkStatus();
   }
   if (target.classification == 0) return absl::OkStatus();
   const runtime::TensorSpec& spec = signature.outputs[output.index];
@@ -280,13 +268,17 @@ absl::Status InferTask::Redirect(const Target& target, const runtime::OutputTens
   return absl::OkStatus();
 }
 
-absl::Status InferTask::CheckOutputs() const {
+absl::Status InferTask::PlaceOutputs() {
   for (size_t i = 0; i < targets_.size(); ++i) {
+    if (targets_[i].region == nullptr) continue;
     const auto room = static_cast<size_t>(targets_[i].range.byte_size);
-    if (targets_[i].region == nullptr || outputs[i].bytes <= room) continue;
-    return InvalidArgumentError(
-        StrCat("output '", version->signature().outputs[outputs[i].index].name, "' takes ",
-               outputs[i].bytes, " bytes, but shared_memory_byte_size is ", room));
+    if (outputs[i].bytes > room) {
+      return InvalidArgumentError(
+          StrCat("output '", version->signature().outputs[outputs[i].index].name, "' takes ",
+                 outputs[i].bytes, " bytes, but shared_memory_byte_size is ", room));
+    }
+    outputs[i].range = {std::move(targets_[i].region),
+                        static_cast<uint64_t>(targets_[i].range.offset), room};
   }
   return absl::OkStatus();
 }

@@ -30,7 +30,7 @@ class InferTask : public runtime::InferRequest {
   // Answers at once when the request is faulty, else hands it to the model.
   void Begin(const grpc::ByteBuffer& message);
 
-  absl::Status CheckOutputs() const final;
+  absl::Status PlaceOutputs() final;
   absl::Status TakeOutputs(absl::Span<const std::byte* const> from) final;
   void Answer(absl::Status status) final;
 
@@ -54,7 +54,8 @@ class InferTask : public runtime::InferRequest {
   struct Target {
     int64_t classification = 0;
     SharedMemoryRange range;
-    std::shared_ptr<const SharedMemoryRegion> region;  // of `range`; null: in the response
+    std::shared_ptr<const SharedMemoryRegion>
+        region;  // of `range`; null: in the response, or given to the output
   };
 
   // Of a request that is traced.
@@ -68,14 +69,12 @@ class InferTask : public runtime::InferRequest {
   absl::Status Decode(const grpc::ByteBuffer& message, DecodedRequest* request);
   // Moves the decoded tensors into the runtime's request.
   absl::Status TakeInputs(DecodedRequest& request);
-  absl::StatusOr<runtime::ByteSlices> TypedData(const DecodedInput& input, bool has_raw);
-  absl::StatusOr<runtime::ByteSlices> SharedData(const DecodedInput& input);
-  // Room for an input of `bytes` bytes that is not in the message.
-  absl::StatusOr<std::byte*> AllocateInput(size_t bytes);
+  absl::Status TakeTyped(const DecodedInput& input, bool has_raw, runtime::ByteSlices& data);
+  absl::Status TakeShared(const DecodedInput& input, runtime::TensorRange& range) const;
   absl::Status TakeRequestedOutputs(DecodedRequest& request);
   absl::Status TakeTarget(const DecodedOutput& output);
-  // Takes an output to its target: to shared memory, or as classes into `classes`. `part` is then
-  // what the response says of it, and `from` where its bytes in the response come from.
+  // What the response says of an output that is not simply part of it: where it lies in shared memory, or its `classes`, at
+  // which `from` then points.
   absl::Status Redirect(const Target& target, const runtime::OutputTensor& output,
                         ResponseOutput& part, const std::byte*& from, Classes& classes) const;
 
@@ -89,7 +88,6 @@ class InferTask : public runtime::InferRequest {
   std::vector<grpc::Slice> slices_;  // of the message
   // Raw form of inputs that were not raw in the message.
   std::vector<std::string> typed_;
-  std::vector<std::unique_ptr<std::byte[]>> copied_;
   std::vector<Target> targets_;  // of the requested outputs; empty: all are part of the response
   std::string model_name_;       // once it was found
   std::string id_;

@@ -47,7 +47,8 @@ absl::Status SharedMemoryRegions::CheckOffered(SharedMemoryKind kind) const {
 absl::Status SharedMemoryRegions::RegisterSystem(std::string name, std::string key, uint64_t offset,
                                                  uint64_t byte_size) {
   if (absl::Status status = CheckOffered(SharedMemoryKind::kSystem); !status.ok()) return status;
-  auto region = SystemSharedMemory::Open(std::move(name), std::move(key), offset, byte_size);
+  auto region =
+      SystemSharedMemory::Open(std::move(name), std::move(key), offset, byte_size, devices_);
   return region.ok() ? Add(*std::move(region)) : region.status();
 }
 

@@ -46,4 +46,9 @@ absl::Status SharedMemoryRegion::Write(uint64_t offset, absl::Span<const std::by
   return status.ok() ? WriteRange(offset, from) : status;
 }
 
+std::byte* SharedMemoryRegion::DeviceAddress(uint64_t offset, uint64_t bytes) const {
+  std::byte* const memory = CheckRange(offset, bytes).ok() ? DeviceMemory() : nullptr;
+  return memory == nullptr ? nullptr : memory + offset;
+}
+
 }  // namespace espalier::service

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "engine/runtime/tensor_memory.h"
 
 namespace espalier::service {
 
@@ -20,9 +21,8 @@ enum class SharedMemoryKind : uint8_t { kSystem, kCuda };
 // "system", "CUDA": as Triton's messages have them.
 const char* NameOf(SharedMemoryKind kind);
 
-class SharedMemoryRegion {
+class SharedMemoryRegion : public runtime::TensorMemory {
  public:
-  virtual ~SharedMemoryRegion() = default;
   SharedMemoryRegion(const SharedMemoryRegion&) = delete;
   SharedMemoryRegion& operator=(const SharedMemoryRegion&) = delete;
 
@@ -32,9 +32,9 @@ class SharedMemoryRegion {
 
   // OK if [offset, offset + bytes) lies in the region.
   absl::Status CheckRange(uint64_t offset, uint64_t bytes) const;
-  // Copies from and to `offset` in the region, complete on return.
-  absl::Status Read(uint64_t offset, absl::Span<std::byte> to) const;
-  absl::Status Write(uint64_t offset, absl::Span<const std::byte> from) const;
+  absl::Status Read(uint64_t offset, absl::Span<std::byte> to) const final;
+  absl::Status Write(uint64_t offset, absl::Span<const std::byte> from) const final;
+  std::byte* DeviceAddress(uint64_t offset, uint64_t bytes) const final;
 
  protected:
   SharedMemoryRegion(std::string name, uint64_t byte_size);
@@ -45,6 +45,8 @@ class SharedMemoryRegion {
   // The range lies in the region.
   virtual absl::Status ReadRange(uint64_t offset, absl::Span<std::byte> to) const = 0;
   virtual absl::Status WriteRange(uint64_t offset, absl::Span<const std::byte> from) const = 0;
+  // Where copies of a GPU find the region's first byte; null: nowhere, or not any more.
+  virtual std::byte* DeviceMemory() const = 0;
 
   const std::string name_;
   const uint64_t byte_size_;

@@ -1,9 +1,11 @@
 #include "service/system_shared_memory.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -21,6 +23,8 @@ using runtime::Printable;
 
 constexpr char kFolder[] = "/dev/shm";
 constexpr size_t kMaxFileBytes = 255;
+
+std::atomic<uint64_t> pinned_bytes{0};  // of all regions
 
 // The name of a file in the folder, after the one slash that shm_open wants in front or, like glibc,
 // does without. No other slash, and no way out.
@@ -61,10 +65,48 @@ SystemSharedMemory::SystemSharedMemory(std::string name, std::string key, int fd
       fd_(fd),
       offset_(offset) {}
 
-SystemSharedMemory::~SystemSharedMemory() { close(fd_); }
+SystemSharedMemory::~SystemSharedMemory() {
+  if (mapping_ != nullptr) {
+    const size_t bytes = pinned_.bytes();
+    pinned_ = {};
+    munmap(mapping_, bytes);
+    pinned_bytes.fetch_sub(bytes, std::memory_order_relaxed);
+  }
+  close(fd_);
+}
+
+void SystemSharedMemory::Pin(const CudaDevice& device) {
+  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t before = offset_ % page;
+  if (byte_size() > kMaxPinnedBytes) return;  // sums do not overflow
+  const size_t bytes = (before + byte_size() + page - 1) / page * page;
+  const uint64_t together = pinned_bytes.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  void* mapping = MAP_FAILED;
+  if (together <= kMaxPinnedBytes) {
+    mapping = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_,
+                   static_cast<off_t>(offset_ - before));
+  }
+  absl::StatusOr<CudaHandle> pinned = absl::UnavailableError("not mapped");
+  if (mapping != MAP_FAILED) {
+    pinned = device.Pin(mapping, bytes);
+    if (!pinned.ok()) munmap(mapping, bytes);
+  }
+  if (!pinned.ok()) {
+    pinned_bytes.fetch_sub(bytes, std::memory_order_relaxed);
+    return;
+  }
+  pinned_ = *std::move(pinned);
+  mapping_ = static_cast<std::byte*>(mapping);
+}
+
+std::byte* SystemSharedMemory::DeviceMemory() const {
+  if (mapping_ == nullptr || !CheckFile().ok()) return nullptr;
+  return mapping_ + offset_ % static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
 
 absl::StatusOr<std::shared_ptr<const SystemSharedMemory>> SystemSharedMemory::Open(
-    std::string name, std::string key, uint64_t offset, uint64_t byte_size) {
+    std::string name, std::string key, uint64_t offset, uint64_t byte_size,
+    const Devices& devices) {
   if (absl::Status status = CheckNameAndSize(name, byte_size); !status.ok()) return status;
   auto path = FileOf(key);
   if (!path.ok()) return path.status();
@@ -72,9 +114,10 @@ absl::StatusOr<std::shared_ptr<const SystemSharedMemory>> SystemSharedMemory::Op
   const int fd = open(path->c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return OpenError(key, errno);
   // From here on the region closes the file.
-  const std::shared_ptr<const SystemSharedMemory> region(
+  const std::shared_ptr<SystemSharedMemory> region(
       new SystemSharedMemory(std::move(name), std::move(key), fd, offset, byte_size));
   if (absl::Status status = region->CheckFile(); !status.ok()) return status;
+  if (!devices.gpus.empty()) region->Pin(*devices.gpus[0]);
   return region;
 }
 

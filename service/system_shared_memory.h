@@ -1,8 +1,12 @@
 // system_shared_memory.h — regions of POSIX shared memory.
 //
-// A region is a file under /dev/shm that is read by pread and written by pwrite, never mapped: a
+// A region is a file under /dev/shm that the host reads by pread and writes by pwrite, never through a mapping: a
 // client that truncates its file while the server reads gets an error, where a mapping would end
 // the server with SIGBUS. Nothing waits: these files are memory.
+//
+// With a GPU the region is also mapped and pinned, for copies of the GPU alone. Those keep the pages that were pinned, so
+// that a file that became shorter costs nobody but its client. Pinning makes room for all of a file with holes: no more
+// than kMaxPinnedBytes of all regions are, and what is not, or cannot be, goes through the host.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +14,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "engine/tensor/devices.h"
 #include "service/shared_memory_region.h"
 
 namespace espalier::service {
@@ -17,14 +22,16 @@ namespace espalier::service {
 class SystemSharedMemory final : public SharedMemoryRegion {
  public:
   static constexpr SharedMemoryKind kKind = SharedMemoryKind::kSystem;
+  static constexpr uint64_t kMaxPinnedBytes = uint64_t{4} << 30;
 
   // Opens `key` ("/name" or "name"), which must hold `byte_size` bytes from `offset` on.
   // InvalidArgument for a name, key or range that cannot be meant; NotFound for a key that does not
-  // exist; ResourceExhausted when the process has too many files open.
+  // exist; ResourceExhausted when the process has too many files open. `devices` outlives the region.
   static absl::StatusOr<std::shared_ptr<const SystemSharedMemory>> Open(std::string name,
                                                                         std::string key,
                                                                         uint64_t offset,
-                                                                        uint64_t byte_size);
+                                                                        uint64_t byte_size,
+                                                                        const Devices& devices);
   ~SystemSharedMemory() override;
 
   SharedMemoryKind kind() const override { return kKind; }
@@ -37,12 +44,18 @@ class SystemSharedMemory final : public SharedMemoryRegion {
   // InvalidArgument, also when the client has made its file shorter since.
   absl::Status ReadRange(uint64_t offset, absl::Span<std::byte> to) const override;
   absl::Status WriteRange(uint64_t offset, absl::Span<const std::byte> from) const override;
+  std::byte* DeviceMemory() const override;
+  // Leaves the region as it is when something is in the way.
+  void Pin(const CudaDevice& device);
   absl::Status Shrunk(uint64_t file_bytes) const;
   absl::Status CheckFile() const;
 
   const std::string key_;
   const int fd_;
   const uint64_t offset_;  // in the file
+  // Of whole pages, with the region somewhere in the first; null: not pinned.
+  std::byte* mapping_ = nullptr;
+  CudaHandle pinned_;
 };
 
 }  // namespace espalier::service

@@ -21,17 +21,6 @@ absl::Status InFlight::Enter(int64_t bytes) {
                               " may be, and this request has ", bytes));
 }
 
-absl::Status InFlight::Grow(int64_t bytes) {
-  const int64_t total = bytes_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-  if (limits_.max_bytes == 0 || total <= limits_.max_bytes || requests() <= 1)
-    return absl::OkStatus();
-  bytes_.fetch_sub(bytes, std::memory_order_relaxed);
-  refused_for_bytes_.fetch_add(1, std::memory_order_relaxed);
-  return runtime::OverloadError(
-      absl::StrCat("server is busy: ", total - bytes, " bytes of requests in flight, at most ",
-                   limits_.max_bytes, " may be, and this input has ", bytes));
-}
-
 void InFlight::Leave(int64_t bytes) {
   requests_.fetch_sub(1, std::memory_order_relaxed);
   bytes_.fetch_sub(bytes, std::memory_order_relaxed);

@@ -26,8 +26,6 @@ class InFlight {
   // An overload, without having taken anything, above a limit. One request is always let in,
   // whatever its size: the limit on message size is another one.
   absl::Status Enter(int64_t bytes);
-  // More bytes for a request that has entered, on the same terms.
-  absl::Status Grow(int64_t bytes);
   void Leave(int64_t bytes);
 
   int64_t requests() const { return requests_.load(std::memory_order_relaxed); }

@@ -113,7 +113,8 @@ absl::StatusOr<std::unique_ptr<CudaExecutorState>> CudaExecutor::NewState() cons
     std::fill_n(host.data(), host.bytes(), std::byte{0});
   if (absl::Status status = CaptureGraphs(*state); !status.ok()) return status;
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-    if (absl::Status status = Replay(*state, bucket); !status.ok()) return status;
+    absl::Status status = Replay(*state, bucket, buckets_[bucket]);
+    if (!status.ok()) return status;
   }
   return state;
 }
@@ -121,6 +122,8 @@ absl::StatusOr<std::unique_ptr<CudaExecutorState>> CudaExecutor::NewState() cons
 absl::Status CudaExecutor::CaptureGraphs(CudaExecutorState& state) const {
   const std::lock_guard lock(device_.setup_mutex());
   state.graphs_.clear();
+  state.step_graphs_.clear();
+  state.step_graphs_.resize(buckets_.size());
   if (scratch_bytes_ > state.scratch_.bytes()) {
     auto scratch = device_.Allocate(scratch_bytes_);
     if (!scratch.ok()) return scratch.status();
@@ -178,17 +181,54 @@ absl::Status CudaExecutor::Settle(CudaExecutorState& state, size_t bucket) const
   return absl::OkStatus();
 }
 
+// Between the device and the state's host memory, or `elsewhere` if that is not null.
+absl::Status CudaExecutor::Copy(CudaExecutorState& state, const Value& value, size_t offset,
+                                size_t bytes, void* elsewhere) const {
+  const bool is_input = value.role == Value::Role::kInput;
+  auto& host = (is_input ? state.host_inputs_ : state.host_outputs_)[value.index];
+  void* const outside = elsewhere != nullptr ? elsewhere : host.data() + offset;
+  void* const inside = (is_input ? state.inputs_ : state.outputs_)[value.index].data() + offset;
+  const auto status = device_.module().copy(
+      is_input ? inside : outside, is_input ? outside : inside, bytes, state.stream_.get());
+  return status.ok() ? absl::OkStatus()
+                     : device_.Explain(status, absl::StrCat("copy '", value.name, "'"));
+}
+
 absl::Status CudaExecutor::EnqueueCopies(CudaExecutorState& state, size_t bucket,
                                          Value::Role role) const {
   for (const Value& value : program_.values) {
     if (value.role != role) continue;
-    const bool is_input = role == Value::Role::kInput;
-    void* host = (is_input ? state.host_inputs_ : state.host_outputs_)[value.index].get();
-    void* memory = (is_input ? state.inputs_ : state.outputs_)[value.index].get();
-    const auto status =
-        device_.module().copy(is_input ? memory : host, is_input ? host : memory,
-                              BytesOf(value, buckets_[bucket]), state.stream_.get());
-    if (!status.ok()) return device_.Explain(status, absl::StrCat("copy '", value.name, "'"));
+    absl::Status status = Copy(state, value, 0, BytesOf(value, buckets_[bucket]), nullptr);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// The parts of tensors that lie elsewhere, and what is between them.
+absl::Status CudaExecutor::CopyParts(CudaExecutorState& state, Value::Role role,
+                                     int64_t batch) const {
+  for (const Value& value : program_.values) {
+    if (value.role != role) continue;
+    const size_t end = BytesOf(value, batch);
+    size_t done = 0;
+    absl::Status status;
+    const auto copy_until = [&](size_t until) {
+      if (status.ok() && until > done) status = Copy(state, value, done, until - done, nullptr);
+    };
+    for (const auto& part : state.elsewhere_) {
+      if (part.role != role || part.index != value.index) continue;
+      if (part.offset > end || part.bytes > end - part.offset) {
+        return absl::InternalError(absl::StrCat("'", value.name, "' has ", end,
+                                                " bytes, got a part of ", part.bytes, " at ",
+                                                part.offset));
+      }
+      copy_until(part.offset);
+      if (status.ok() && part.bytes > 0)
+        status = Copy(state, value, part.offset, part.bytes, part.address);
+      done = std::max(done, part.offset + part.bytes);
+    }
+    copy_until(end);
+    if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }
@@ -211,30 +251,56 @@ absl::Status CudaExecutor::Enqueue(CudaExecutorState& state, size_t bucket) cons
   return status.ok() ? EnqueueCopies(state, bucket, Value::Role::kOutput) : status;
 }
 
-absl::Status CudaExecutor::Replay(CudaExecutorState& state, size_t bucket) const {
-  const auto& module = device_.module();
-  kernels::KernelStatus status =
-      module.launch_graph(state.graphs_[bucket].get(), state.stream_.get());
-  if (status.ok()) status = module.synchronize_stream(state.stream_.get());
-  return status.ok() ? absl::OkStatus()
-                     : device_.Explain(status, absl::StrCat(program_.source, " at batch up to ",
-                                                            buckets_[bucket]));
+absl::Status CudaExecutor::LaunchWithParts(CudaExecutorState& state, size_t bucket,
+                                           int64_t batch) const {
+  CudaHandle& graph = state.step_graphs_[bucket];
+  if (graph.get() == nullptr) {
+    const std::lock_guard lock(device_.setup_mutex());
+    auto captured =
+        device_.Capture(state.stream_.get(), [&] { return EnqueueSteps(state, bucket); });
+    if (!captured.ok()) return captured.status();
+    graph = *std::move(captured);
+  }
+  absl::Status status = CopyParts(state, Value::Role::kInput, batch);
+  if (status.ok()) status = LaunchGraph(state, graph, bucket);
+  return status.ok() ? CopyParts(state, Value::Role::kOutput, batch) : status;
+}
+
+absl::Status CudaExecutor::LaunchGraph(CudaExecutorState& state, const CudaHandle& graph,
+                                       size_t bucket) const {
+  return ExplainRun(device_.module().launch_graph(graph.get(), state.stream_.get()), bucket);
+}
+
+absl::Status CudaExecutor::Launch(CudaExecutorState& state, size_t bucket, int64_t batch) const {
+  return state.elsewhere_.empty() ? LaunchGraph(state, state.graphs_[bucket], bucket)
+                                  : LaunchWithParts(state, bucket, batch);
+}
+
+absl::Status CudaExecutor::ExplainRun(const kernels::KernelStatus& status, size_t bucket) const {
+  if (status.ok()) return absl::OkStatus();
+  return device_.Explain(status,
+                         absl::StrCat(program_.source, " at batch up to ", buckets_[bucket]));
+}
+
+absl::Status CudaExecutor::Replay(CudaExecutorState& state, size_t bucket, int64_t batch) const {
+  absl::Status launched = Launch(state, bucket, batch);
+  // Also after a failure: what is under way uses memory that is somebody else's later.
+  const auto waited = device_.module().synchronize_stream(state.stream_.get());
+  return launched.ok() ? ExplainRun(waited, bucket) : launched;
 }
 
 absl::Status CudaExecutor::ReplayTimed(CudaExecutorState& state, size_t bucket,
                                        int64_t batch) const {
   const auto& module = device_.module();
-  void* stream = state.stream_.get();
+  kernels::KernelStatus status = module.record_event(state.begin_.get(), state.stream_.get());
+  absl::Status launched = Launch(state, bucket, batch);
+  if (status.ok()) status = module.record_event(state.end_.get(), state.stream_.get());
+  const auto waited = module.synchronize_stream(state.stream_.get());
+  if (!launched.ok()) return launched;
+  if (status.ok()) status = waited;
   float micros = 0;
-  kernels::KernelStatus status = module.record_event(state.begin_.get(), stream);
-  if (status.ok()) status = module.launch_graph(state.graphs_[bucket].get(), stream);
-  if (status.ok()) status = module.record_event(state.end_.get(), stream);
-  if (status.ok()) status = module.synchronize_stream(stream);
   if (status.ok()) status = module.elapsed_micros(state.begin_.get(), state.end_.get(), &micros);
-  if (!status.ok()) {
-    return device_.Explain(status,
-                           absl::StrCat(program_.source, " at batch up to ", buckets_[bucket]));
-  }
+  if (!status.ok()) return ExplainRun(status, bucket);
   Counters& counters = timed_[bucket];
   counters.runs.fetch_add(1, std::memory_order_relaxed);
   counters.items.fetch_add(batch, std::memory_order_relaxed);
@@ -253,7 +319,7 @@ std::vector<TimedRuns> CudaExecutor::timed_runs() const {
   return all;
 }
 
-absl::Status CudaExecutor::Run(CudaExecutorState& state, int64_t batch) const {
+absl::Status CudaExecutor::RunOnce(CudaExecutorState& state, int64_t batch) const {
   if (batch < 1 || batch > buckets_.back()) {
     return absl::InvalidArgumentError(
         absl::StrCat("batch ", batch, " is outside [1, ", buckets_.back(), "]"));
@@ -265,7 +331,13 @@ absl::Status CudaExecutor::Run(CudaExecutorState& state, int64_t batch) const {
   const size_t bucket =
       std::lower_bound(buckets_.begin(), buckets_.end(), batch) - buckets_.begin();
   return state.runs_++ % kTimedEvery == 0 ? ReplayTimed(state, bucket, batch)
-                                          : Replay(state, bucket);
+                                          : Replay(state, bucket, batch);
+}
+
+absl::Status CudaExecutor::Run(CudaExecutorState& state, int64_t batch) const {
+  absl::Status status = RunOnce(state, batch);
+  state.elsewhere_.clear();
+  return status;
 }
 
 }  // namespace espalier::graph

@@ -4,7 +4,8 @@
 //   Create     uploads constants
 //   NewState   memory of one running batch, lets library kernels choose their algorithms (once a layer and bucket),
 //              captures the graphs and replays each once, so that every kernel is loaded before anybody is served
-//   Run        one launch and one synchronisation
+//   Run        one launch and one synchronisation; tensors that lie elsewhere than in the state's host memory (ReadFrom,
+//              WriteTo) are copied from and to there, around a graph that has the layers alone
 //
 // A batch runs in the graph of its bucket: items beyond it are computed from whatever their inputs hold and thrown away,
 // which harms nobody, because no op mixes the items of a batch.
@@ -33,18 +34,35 @@ inline constexpr uint32_t kTimedEvery = 16;  // two events take the host 2 µs
 // One user at a time.
 class CudaExecutorState {
  public:
+  static constexpr bool kCopiesAnywhere = true;
   void* input(int i) { return host_inputs_[i].get(); }
   const void* output(int i) const { return host_outputs_[i].get(); }
+  // As ExecutionState: addresses of device memory, or of host memory that is pinned.
+  void ReadFrom(int i, size_t offset, size_t bytes, const void* from) {
+    elsewhere_.push_back({Value::Role::kInput, i, offset, bytes, const_cast<void*>(from)});
+  }
+  void WriteTo(int i, size_t offset, size_t bytes, void* to) {
+    elsewhere_.push_back({Value::Role::kOutput, i, offset, bytes, to});
+  }
   // On the device and pinned.
   size_t bytes() const;
 
  private:
   friend class CudaExecutor;
+  // A part of an input or output that lies elsewhere in the next run.
+  struct Elsewhere {
+    Value::Role role;
+    int index;
+    size_t offset, bytes;
+    void* address;
+  };
   // Destroyed in reverse: graphs before what they touch.
   std::vector<CudaHandle> host_inputs_, host_outputs_, inputs_, outputs_;
   CudaHandle arena_, scratch_, stream_, begin_, end_;
-  std::vector<CudaHandle> graphs_;  // per bucket
-  int generation_ = 0;              // of the bindings that they were captured with
+  std::vector<CudaHandle> graphs_;       // per bucket
+  std::vector<CudaHandle> step_graphs_;  // the same without copies; null until a run needs it
+  int generation_ = 0;                   // of the bindings that they were captured with
+  std::vector<Elsewhere> elsewhere_;
   std::vector<void*> values_;
   kernels::KernelContext context_;
   uint32_t runs_ = 0;
@@ -87,8 +105,16 @@ class CudaExecutor {
   absl::Status Enqueue(CudaExecutorState& state, size_t bucket) const;
   absl::Status EnqueueCopies(CudaExecutorState& state, size_t bucket, Value::Role role) const;
   absl::Status EnqueueSteps(const CudaExecutorState& state, size_t bucket) const;
-  absl::Status Replay(CudaExecutorState& state, size_t bucket) const;
+  absl::Status Copy(CudaExecutorState& state, const Value& value, size_t offset, size_t bytes,
+                    void* elsewhere) const;
+  absl::Status CopyParts(CudaExecutorState& state, Value::Role role, int64_t batch) const;
+  absl::Status RunOnce(CudaExecutorState& state, int64_t batch) const;
+  absl::Status Launch(CudaExecutorState& state, size_t bucket, int64_t batch) const;
+  absl::Status LaunchGraph(CudaExecutorState& state, const CudaHandle& graph, size_t bucket) const;
+  absl::Status LaunchWithParts(CudaExecutorState& state, size_t bucket, int64_t batch) const;
+  absl::Status Replay(CudaExecutorState& state, size_t bucket, int64_t batch) const;
   absl::Status ReplayTimed(CudaExecutorState& state, size_t bucket, int64_t batch) const;
+  absl::Status ExplainRun(const kernels::KernelStatus& status, size_t bucket) const;
 
   const Program& program_;
   const CudaDevice& device_;

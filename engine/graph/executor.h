@@ -18,6 +18,7 @@ namespace espalier::graph {
 // at a time.
 class ExecutorState {
  public:
+  static constexpr bool kCopiesAnywhere = false;
   void* input(int i) { return inputs_[i].data(); }
   const void* output(int i) const { return outputs_[i].data(); }
   // Everything that is allocated for the state.

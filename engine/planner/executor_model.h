@@ -72,6 +72,13 @@ class ExecutorModel : public PreparedModel {
     void* input(int i) override { return state_->input(i); }
     const void* output(int i) const override { return state_->output(i); }
     size_t arena_bytes() const override { return state_->bytes(); }
+    bool copies_anywhere() const override { return State::kCopiesAnywhere; }
+    void ReadFrom(int i, size_t offset, size_t bytes, const void* from) override {
+      if constexpr (State::kCopiesAnywhere) state_->ReadFrom(i, offset, bytes, from);
+    }
+    void WriteTo(int i, size_t offset, size_t bytes, void* to) override {
+      if constexpr (State::kCopiesAnywhere) state_->WriteTo(i, offset, bytes, to);
+    }
     State& state() { return *state_; }
 
    private:

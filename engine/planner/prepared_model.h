@@ -120,6 +120,13 @@ class ExecutionState {
   virtual void* input(int i) = 0;
   virtual const void* output(int i) const = 0;
   virtual size_t arena_bytes() const = 0;
+
+  // Where the device copies by itself: for the next Run alone, bytes [offset, offset + bytes) of input i are at `from`, of
+  // output i wanted at `to` (TensorMemory::DeviceAddress), and not in the buffers above. Parts of a tensor come in
+  // ascending order.
+  virtual bool copies_anywhere() const { return false; }
+  virtual void ReadFrom(int /*i*/, size_t /*offset*/, size_t /*bytes*/, const void* /*from*/) {}
+  virtual void WriteTo(int /*i*/, size_t /*offset*/, size_t /*bytes*/, void* /*to*/) {}
 };
 
 }  // namespace espalier::planner

@@ -13,6 +13,13 @@ class State final : public ExecutionState {
   void* input(int i) override { return state_->input(i); }
   const void* output(int i) const override { return state_->output(i); }
   size_t arena_bytes() const override { return state_->arena_bytes(); }
+  bool copies_anywhere() const override { return state_->copies_anywhere(); }
+  void ReadFrom(int i, size_t offset, size_t bytes, const void* from) override {
+    state_->ReadFrom(i, offset, bytes, from);
+  }
+  void WriteTo(int i, size_t offset, size_t bytes, void* to) override {
+    state_->WriteTo(i, offset, bytes, to);
+  }
   ExecutionState& state() { return *state_; }
   int replica() const { return replica_; }
 

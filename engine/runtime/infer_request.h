@@ -5,7 +5,8 @@
 // Memory   The request borrows the bytes of its inputs (a received message, in whatever pieces and
 //          alignment it came); it must stay alive, and the bytes in place, until Answer was called.
 //          Inputs are copied once, into the aligned buffer of the instance that runs them; outputs
-//          once, from there to wherever TakeOutputs wants them.
+//          once, from there to wherever TakeOutputs wants them. What lies in a TensorMemory is copied when it
+//          runs, by the GPU itself where the memory has an address for it.
 // Threads  Cancel may be called at any time from any thread. Everything else belongs to one thread
 //          at a time: the front end's until Submit, the runtime's from then on.
 #pragma once
@@ -21,6 +22,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "engine/runtime/statistics.h"
+#include "engine/runtime/tensor_memory.h"
 #include "engine/tensor/shape.h"
 
 namespace espalier::runtime {
@@ -45,6 +47,9 @@ struct InputTensor {
   std::string datatype;  // "FP32", …
   Shape shape;           // with the batch dimension
   ByteSlices data;
+  TensorRange range;  // where the data are instead, if it has memory
+
+  size_t bytes() const { return range.memory != nullptr ? range.bytes : TotalBytes(data); }
 };
 
 // An output that the request asked for.
@@ -52,6 +57,8 @@ struct OutputTensor {
   int index = 0;  // of the model's outputs
   Shape shape;    // with the batch dimension
   size_t bytes = 0;
+  TensorRange range;      // where it is wanted, if it has memory
+  bool in_place = false;  // the run brings it there
 };
 
 class InferRequest {
@@ -86,11 +93,12 @@ class InferRequest {
   bool executed = false;
   PhaseNanos phases{};  // of a request that was executed
 
-  // Called when `outputs` is known, before anything is queued or run: an error is the request's answer.
-  virtual absl::Status CheckOutputs() const { return absl::OkStatus(); }
+  // Called when `outputs` is known, before anything is queued or run: says where they are wanted, if not by TakeOutputs. An
+  // error is the request's answer.
+  virtual absl::Status PlaceOutputs() { return absl::OkStatus(); }
 
   // Copies the results out of the instance's memory, which the next batch overwrites: outputs[i] is
-  // at from[i]. Called once, after a run that went well; an error is the request's answer.
+  // at from[i], or in its range if it has one. Called once, after a run that went well; an error is the request's answer.
   virtual absl::Status TakeOutputs(absl::Span<const std::byte* const> from) = 0;
 
   // The answer; called exactly once. The request may delete itself here: nobody touches it

@@ -135,7 +135,7 @@ size_t ServedVersion::arena_bytes() const {
 void ServedVersion::Submit(InferRequest* request) {
   NoteRequest(request->arrival_nanos);
   absl::Status status = BindRequest(signature_, *request);
-  if (status.ok()) status = request->CheckOutputs();
+  if (status.ok()) status = request->PlaceOutputs();
   if (!status.ok()) return Refuse(request, std::move(status));
   if (request->batch > policy_.largest_request()) {
     return Refuse(
@@ -211,22 +211,19 @@ void ServedVersion::DropAbandoned(Batch& batch, int64_t now) {
 void ServedVersion::Execute(planner::ExecutionState& state, Batch& batch) {
   const int64_t started = NowNanos();
   DropAbandoned(batch, started);
+  const bool watches = watches_outputs_.load(std::memory_order_relaxed);
+  // What is watched is looked at, in the state's memory.
+  PlaceTensors(state, batch, state.copies_anywhere() && !watches);
   std::vector<Outcome> held;
   if (!batch.requests.empty()) {
-    int64_t item = 0;
-    for (const InferRequest* request : batch.requests) {
-      CopyInputs(state, *request, item);
-      item += request->batch;
-    }
     const int64_t copied_in = NowNanos();
     const absl::Status ran = Run(state, batch.items);
     const int64_t ran_at = NowNanos();
-    if (watches_outputs_.load(std::memory_order_relaxed) && ran.ok() &&
-        IsNonfinite(state, batch.items))
+    if (watches && ran.ok() && IsNonfinite(state, batch.items))
       nonfinite_batches_.fetch_add(1, std::memory_order_relaxed);
     batch.run_nanos = ran_at - copied_in;
     batch.waited_meanwhile = batcher_.pending();
-    item = 0;
+    int64_t item = 0;
     for (InferRequest* request : batch.requests) {
       Outcome outcome = {request, ran.ok() ? CopyOutputs(state, *request, item) : ran};
       item += request->batch;
@@ -246,15 +243,66 @@ void ServedVersion::Execute(planner::ExecutionState& state, Batch& batch) {
   if (order_ != nullptr) order_->Release(batch.sequence, std::move(held));
 }
 
-void ServedVersion::CopyInputs(planner::ExecutionState& state, const InferRequest& request,
-                               int64_t first_item) const {
+void ServedVersion::PlaceTensors(planner::ExecutionState& state, Batch& batch, bool anywhere) {
+  batch.items = 0;
+  const auto fails = [&](InferRequest* request) {
+    absl::Status status = PlaceInputs(state, *request, batch.items, anywhere);
+    if (!status.ok()) {
+      Complete({request, std::move(status)});
+      return true;
+    }
+    if (anywhere) PlaceOutputs(state, *request, batch.items);
+    batch.items += request->batch;
+    return false;
+  };
+  batch.requests.erase(std::remove_if(batch.requests.begin(), batch.requests.end(), fails),
+                       batch.requests.end());
+}
+
+absl::Status ServedVersion::PlaceInputs(planner::ExecutionState& state, const InferRequest& request,
+                                        int64_t first_item, bool anywhere) const {
+  const auto offset = [&](size_t i) {
+    return static_cast<size_t>(first_item) * signature_.inputs[i].item_bytes;
+  };
+  absl::InlinedVector<std::byte*, 4> elsewhere(signature_.inputs.size(), nullptr);
   for (size_t i = 0; i < signature_.inputs.size(); ++i) {
-    std::byte* to = static_cast<std::byte*>(state.input(static_cast<int>(i))) +
-                    static_cast<size_t>(first_item) * signature_.inputs[i].item_bytes;
-    for (const ByteSlice& slice : request.inputs[request.input_of[i]].data) {
+    const InputTensor& input = request.inputs[request.input_of[i]];
+    std::byte* to = static_cast<std::byte*>(state.input(static_cast<int>(i))) + offset(i);
+    for (const ByteSlice& slice : input.data) {
       std::memcpy(to, slice.data, slice.size);
       to += slice.size;
     }
+    const TensorRange& range = input.range;
+    if (range.memory == nullptr) continue;
+    if (anywhere) elsewhere[i] = range.memory->DeviceAddress(range.offset, range.bytes);
+    if (elsewhere[i] != nullptr) continue;
+    absl::Status status = range.memory->Read(range.offset, {to, range.bytes});
+    if (!status.ok()) {
+      return absl::Status(status.code(),
+                          absl::StrCat("input '", input.name, "': ", status.message(),
+                                       ", for model '", name(), "'"));
+    }
+  }
+  // Not before all are there: the request that fails must leave nothing behind.
+  for (size_t i = 0; i < elsewhere.size(); ++i) {
+    if (elsewhere[i] == nullptr) continue;
+    state.ReadFrom(static_cast<int>(i), offset(i), request.inputs[request.input_of[i]].range.bytes,
+                   elsewhere[i]);
+  }
+  return absl::OkStatus();
+}
+
+void ServedVersion::PlaceOutputs(planner::ExecutionState& state, InferRequest& request,
+                                 int64_t first_item) const {
+  for (OutputTensor& output : request.outputs) {
+    const TensorRange& range = output.range;
+    if (range.memory == nullptr) continue;
+    std::byte* const to = range.memory->DeviceAddress(range.offset, output.bytes);
+    if (to == nullptr) continue;
+    output.in_place = true;
+    state.WriteTo(output.index,
+                  static_cast<size_t>(first_item) * signature_.outputs[output.index].item_bytes,
+                  output.bytes, to);
   }
 }
 
@@ -286,6 +334,10 @@ absl::Status ServedVersion::CopyOutputs(const planner::ExecutionState& state, In
   for (const OutputTensor& output : request.outputs) {
     from.push_back(static_cast<const std::byte*>(state.output(output.index)) +
                    static_cast<size_t>(first_item) * signature_.outputs[output.index].item_bytes);
+    const TensorRange& range = output.range;
+    if (range.memory == nullptr || output.in_place) continue;
+    absl::Status status = range.memory->Write(range.offset, {from.back(), output.bytes});
+    if (!status.ok()) return status;
   }
   return request.TakeOutputs(from);
 }

@@ -109,8 +109,13 @@ class ServedVersion {
   void Execute(planner::ExecutionState& state, Batch& batch);
   void DropAbandoned(Batch& batch, int64_t now_nanos);
   absl::Status Run(planner::ExecutionState& state, int64_t items);
-  void CopyInputs(planner::ExecutionState& state, const InferRequest& request,
-                  int64_t first_item) const;
+  // Brings the inputs of a batch into the state, and says where outputs go, without the requests that fail in that, which are
+  // answered. `anywhere`: the device itself copies from and to memory that has an address for it.
+  void PlaceTensors(planner::ExecutionState& state, Batch& batch, bool anywhere);
+  absl::Status PlaceInputs(planner::ExecutionState& state, const InferRequest& request,
+                           int64_t first_item, bool anywhere) const;
+  void PlaceOutputs(planner::ExecutionState& state, InferRequest& request,
+                    int64_t first_item) const;
   // Whether an output has a NaN or an infinity where no input has.
   bool IsNonfinite(planner::ExecutionState& state, int64_t items) const;
   // Zeros behind the last item, up to what is executed.

@@ -79,7 +79,7 @@ absl::Status CheckInput(const Signature& signature, const TensorSpec& spec,
         "', got shape ", ToString(input.shape), " for input '", spec.name, "'"));
   }
   const size_t items = signature.max_batch_size > 0 ? static_cast<size_t>(input.shape[0]) : 1;
-  const size_t expected = items * spec.item_bytes, got = TotalBytes(input.data);
+  const size_t expected = items * spec.item_bytes, got = input.bytes();
   if (got != expected) {
     return InvalidArgumentError(StrCat("unexpected size for input '", spec.name, "' for model '",
                                        signature.model, "': shape ", ToString(input.shape), " of ",

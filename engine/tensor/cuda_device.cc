@@ -111,6 +111,13 @@ absl::StatusOr<CudaHandle> CudaDevice::AllocatePinned(size_t bytes) const {
   return CudaHandle(this, memory, &CudaModule::release_pinned, bytes);
 }
 
+absl::StatusOr<CudaHandle> CudaDevice::Pin(void* memory, size_t bytes) const {
+  if (absl::Status status = Use(); !status.ok()) return status;
+  const KernelStatus status = module_.pin(memory, bytes);
+  if (!status.ok()) return Explain(status, absl::StrCat("pin ", bytes, " bytes of a mapping"));
+  return CudaHandle(this, memory, &CudaModule::unpin, bytes);
+}
+
 absl::StatusOr<CudaHandle> CudaDevice::Upload(const void* from, size_t bytes) const {
   auto memory = Allocate(bytes);
   if (!memory.ok()) return memory;

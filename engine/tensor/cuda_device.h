@@ -81,6 +81,9 @@ class CudaDevice final : public Device {
   // 256-byte aligned; 0 bytes give a small allocation. Contents undefined.
   absl::StatusOr<CudaHandle> Allocate(size_t bytes) const;
   absl::StatusOr<CudaHandle> AllocatePinned(size_t bytes) const;
+  // Pins [memory, memory + bytes), which begins a page, until the handle goes: every device then copies from and to it by
+  // itself. Internal when the driver cannot.
+  absl::StatusOr<CudaHandle> Pin(void* memory, size_t bytes) const;
   // A copy of host memory on the device, complete when this returns.
   absl::StatusOr<CudaHandle> Upload(const void* from, size_t bytes) const;
   // The same of memory on the device.

@@ -50,6 +50,10 @@ KernelStatus AllocatePinned(size_t bytes, void** pointer) {
   return FromCuda(cudaMallocHost(pointer, bytes));
 }
 KernelStatus ReleasePinned(void* pointer) { return FromCuda(cudaFreeHost(pointer)); }
+KernelStatus Pin(void* pointer, size_t bytes) {
+  return FromCuda(cudaHostRegister(pointer, bytes, cudaHostRegisterPortable));
+}
+KernelStatus Unpin(void* pointer) { return FromCuda(cudaHostUnregister(pointer)); }
 KernelStatus Copy(void* to, const void* from, size_t bytes, void* stream) {
   return FromCuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, Stream(stream)));
 }
@@ -184,6 +188,8 @@ constexpr CudaModule kModule = {
     .release = Release,
     .allocate_pinned = AllocatePinned,
     .release_pinned = ReleasePinned,
+    .pin = Pin,
+    .unpin = Unpin,
     .copy = Copy,
     .fill = Fill,
     .export_ipc_memory = ExportIpcMemory,

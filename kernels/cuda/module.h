@@ -23,7 +23,7 @@
 
 namespace espalier::kernels::cuda {
 
-constexpr uint32_t kCudaModuleAbi = 7;
+constexpr uint32_t kCudaModuleAbi = 8;
 
 // Of a handle by which one process lets another map its device memory (cudaIpcMemHandle_t).
 constexpr size_t kIpcHandleBytes = 64;
@@ -59,6 +59,10 @@ struct CudaModule {
   KernelStatus (*release)(void* pointer);
   KernelStatus (*allocate_pinned)(size_t bytes, void** pointer);
   KernelStatus (*release_pinned)(void* pointer);
+  // Pins memory of this process that is there already (whole pages), so that every device copies from and to it by itself. The
+  // pages stay until they are unpinned, even if they are those of a file that somebody makes shorter.
+  KernelStatus (*pin)(void* pointer, size_t bytes);
+  KernelStatus (*unpin)(void* pointer);
   // Between any two of host, pinned and device memory; asynchronous when the host side is pinned.
   KernelStatus (*copy)(void* to, const void* from, size_t bytes, void* stream);
   KernelStatus (*fill)(void* to, int byte, size_t bytes, void* stream);

@@ -113,6 +113,27 @@ def test_inputs_and_outputs_in_memory_of_the_client_on_the_gpu(client, memory, d
     np.testing.assert_allclose(got, expected[5:6], rtol=1e-4, atol=1e-4)
 
 
+def test_system_memory_is_copied_by_the_gpu_and_a_file_cut_short_fails_its_own_request(client, digits):
+    x, end = digits.images[:8], 8 * 784 * 4
+    expected = client.infer(NAME, [plain_input(x)]).as_numpy("logits")
+    with Memory(end + 4096) as memory:
+        client.register_system_shared_memory(memory.name, memory.key, memory.byte_size)
+        shm.set_shared_memory_region(memory.handle, [x])
+        client.infer(NAME, [shared_input(memory, 8)], outputs=[shared_output(memory, 320, end)])
+        got = shm.get_contents_as_numpy(memory.handle, np.float32, [8, 10], offset=end)
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+        os.truncate(f"/dev/shm{memory.key}", 1000)
+        for arguments in (
+            {"inputs": [shared_input(memory, 1)]},
+            {"inputs": [plain_input(x[:1])], "outputs": [shared_output(memory, 40, 0)]},
+        ):
+            with pytest.raises(InferenceServerException, match="which has only 1000 bytes") as error:
+                client.infer(NAME, **arguments)
+            assert error.value.status() == "StatusCode.INVALID_ARGUMENT"
+        client.unregister_system_shared_memory(memory.name)
+    np.testing.assert_allclose(client.infer(NAME, [plain_input(x)]).as_numpy("logits"), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_status_lists_what_is_registered_and_names_are_of_both_kinds_together(client, memory):
     assert "cuda_shared_memory" in client.get_server_metadata().extensions
     regions = client.get_cuda_shared_memory_status(memory.name).regions

@@ -3,11 +3,15 @@
 //   cuda_shared_memory_gpu_check --url=127.0.0.1:8001 --model=mnist_block16 [--module=libespalier_cuda.so]
 //       [--requests=300]
 //
-// The server needs --allow_cuda_shared_memory and a model with FP32 inputs and outputs. Allocates on GPU 0 through the
+// The server needs --allow_cuda_shared_memory, --allow_system_shared_memory and a model with FP32 inputs and outputs. Allocates on GPU 0 through the
 // module, exports handles, registers them and infers with inputs and outputs in regions; answers are compared with those to
-// plain requests. Then everything that must be refused, and regions that are unregistered while requests run. Prints a line
+// plain requests; the same with POSIX shared memory, which the server's GPU copies by itself. Then everything that must be refused, and regions that are unregistered while requests run. Prints a line
 // PASS or FAIL for each check, and the time of a request with and without regions. Waits up to two minutes for
 // server and model. Exits 0, 1 when something is wrong, 2 without a GPU or a server.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -115,6 +119,7 @@ class Check {
   void WhatIsRefused();
   void OneHandleTwice();
   void UnregisteredUnderTraffic();
+  void SystemMemory();
   void Times();
   int failed() const { return failed_; }
 
@@ -388,6 +393,43 @@ void Check::UnregisteredUnderTraffic() {
   Expect(Unregister("").ok(), "the region is unregistered");
 }
 
+void Check::SystemMemory() {
+  const size_t output_at = (input_bytes_ + kAlignedTo) / kAlignedTo * kAlignedTo;
+  const size_t bytes = output_at + output_bytes_;
+  const std::string key = StrCat("/espalier_check_", getpid()), item = Item(5);
+  const int fd = shm_open(key.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
+  inference::SystemSharedMemoryRegisterRequest request;
+  request.set_name("system");
+  request.set_key(key);
+  request.set_byte_size(bytes);
+  inference::SystemSharedMemoryRegisterResponse response;
+  grpc::ClientContext registering;
+  bool ready = ftruncate(fd, static_cast<off_t>(bytes)) == 0 &&
+               pwrite(fd, item.data(), item.size(), 0) == static_cast<ssize_t>(item.size());
+  const grpc::Status registered =
+      stub_->SystemSharedMemoryRegister(&registering, request, &response);
+  Expect(ready && registered.ok(), "POSIX shared memory is registered", registered.error_message());
+  const grpc::Status done = Infer("", {"system", 0}, {"system", output_at});
+  std::string got(output_bytes_, '\0');
+  ready = pread(fd, got.data(), got.size(), static_cast<off_t>(output_at)) ==
+          static_cast<ssize_t>(got.size());
+  const std::string off = done.ok() ? Difference(got, Plain(item)) : done.error_message();
+  Expect(ready && off.empty(), "input and output in POSIX shared memory", off);
+  ready = ftruncate(fd, 4) == 0;
+  ExpectRefused(Infer("", {"system", 0}, {}), grpc::INVALID_ARGUMENT, "has only 4 bytes",
+                "an input in a file that was cut short");
+  ExpectRefused(Infer(item, {}, {"system", output_at}), grpc::INVALID_ARGUMENT, "has only 4 bytes",
+                "an output in a file that was cut short");
+  Expect(Plain(item).size() == output_bytes_, "the server answers after that");
+  inference::SystemSharedMemoryUnregisterRequest forget;
+  inference::SystemSharedMemoryUnregisterResponse forgotten;
+  grpc::ClientContext context;
+  Expect(stub_->SystemSharedMemoryUnregister(&context, forget, &forgotten).ok(),
+         "it is unregistered");
+  close(fd);
+  shm_unlink(key.c_str());
+}
+
 void Check::Times() {
   const size_t output_at = (input_bytes_ + kAlignedTo) / kAlignedTo * kAlignedTo;
   ExportedMemory memory(device_, output_at + output_bytes_);
@@ -433,6 +475,7 @@ int Main(int argc, char** argv) {
   check.WhatIsRefused();
   check.OneHandleTwice();
   check.UnregisteredUnderTraffic();
+  check.SystemMemory();
   check.Times();
   std::printf("%s: %d failed\n", check.failed() == 0 ? "PASS" : "FAIL", check.failed());
   return check.failed() == 0 ? 0 : 1;

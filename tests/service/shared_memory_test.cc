@@ -4,14 +4,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstring>
+
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/service/client_memory.h"
+#include "tests/testing/fake_cuda.h"
 
 namespace espalier::service {
 namespace {
 
+using espalier::testing::FakeCuda;
 using ::testing::HasSubstr;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
@@ -155,6 +159,76 @@ TEST(SharedMemoryTest, TheirSizesTogetherAreCapped) {
                       absl::StatusCode::kResourceExhausted),
               HasSubstr("bytes together"));
   EXPECT_TRUE(regions.RegisterSystem("b", memory.key(), 0, kHalf).ok());
+}
+
+// With a GPU, the fake one: copies of its are ordinary ones.
+class PinnedMemoryTest : public ::testing::Test {
+ protected:
+  static std::string At(const std::byte* address, size_t bytes) {
+    return std::string(reinterpret_cast<const char*>(address), bytes);
+  }
+  FakeCuda& fake_ = FakeCuda::Reset();
+  const Devices devices_ = *OpenDevices({.threads = 1}, FakeCuda::Module());
+  SharedMemoryRegions regions_{{.system = true}, devices_};
+};
+
+TEST_F(PinnedMemoryTest, AGpuHasAnAddressForEveryRangeOfARegion) {
+  ClientMemory memory(20'000);
+  memory.Put(5'000, "abcdef");
+  ASSERT_TRUE(regions_.RegisterSystem("r", memory.key(), 4'999, 10'000).ok());
+  const auto region = *regions_.Find("r");
+  EXPECT_EQ(fake_.live_handles, 1);
+  ASSERT_NE(region->DeviceAddress(1, 6), nullptr);
+  EXPECT_EQ(At(region->DeviceAddress(1, 6), 6), "abcdef");
+  std::memcpy(region->DeviceAddress(9'998, 2), "xy", 2);
+  EXPECT_EQ(memory.Get(14'997, 2), "xy");
+  EXPECT_EQ(region->DeviceAddress(9'999, 2), nullptr) << "behind the end";
+  EXPECT_EQ(region->DeviceAddress(UINT64_MAX, 2), nullptr);
+}
+
+TEST_F(PinnedMemoryTest, AFileThatBecameShorterHasNoAddressAnyMore) {
+  ClientMemory memory(8'192);
+  ASSERT_TRUE(regions_.RegisterSystem("r", memory.key(), 0, 8'192).ok());
+  const auto region = *regions_.Find("r");
+  memory.Resize(8'191);
+  EXPECT_EQ(region->DeviceAddress(0, 1), nullptr);
+  EXPECT_THAT(Message(region->Write(0, Bytes("x")), kInvalid), HasSubstr("only 8191 bytes"));
+}
+
+TEST_F(PinnedMemoryTest, ItIsUnpinnedWithItsLastUser) {
+  ClientMemory memory(100);
+  ASSERT_TRUE(regions_.RegisterSystem("r", memory.key(), 0, 100).ok());
+  auto held = *regions_.Find("r");
+  ASSERT_TRUE(regions_.Unregister(kSystem, "r").ok());
+  EXPECT_EQ(fake_.live_handles, 1) << "a request may still run on it";
+  held.reset();
+  EXPECT_EQ(fake_.live_handles, 0);
+}
+
+TEST_F(PinnedMemoryTest, WhatCannotBePinnedIsReadAndWrittenByTheHost) {
+  fake_.pins_fail = true;
+  ClientMemory memory(100);
+  memory.Put(0, "abc");
+  ASSERT_TRUE(regions_.RegisterSystem("r", memory.key(), 0, 100).ok());
+  const auto region = *regions_.Find("r");
+  EXPECT_EQ(region->DeviceAddress(0, 1), nullptr);
+  EXPECT_EQ(Read(*region, 0, 3), "abc");
+}
+
+TEST_F(PinnedMemoryTest, NoMoreIsPinnedThanTheCapWhateverFilesOfHolesClientsBring) {
+  constexpr uint64_t kCap = SystemSharedMemory::kMaxPinnedBytes;
+  ClientMemory memory(8 * kCap);
+  ASSERT_TRUE(regions_.RegisterSystem("most", memory.key(), 0, kCap - 4096).ok());
+  ASSERT_TRUE(regions_.RegisterSystem("rest", memory.key(), 0, 4097).ok());
+  ASSERT_TRUE(regions_.RegisterSystem("all", memory.key(), 0, 8 * kCap).ok());
+  EXPECT_NE((*regions_.Find("most"))->DeviceAddress(0, 1), nullptr);
+  EXPECT_EQ((*regions_.Find("rest"))->DeviceAddress(0, 1), nullptr);
+  EXPECT_EQ((*regions_.Find("all"))->DeviceAddress(0, 1), nullptr);
+  EXPECT_EQ(Read(**regions_.Find("all"), 7 * kCap, 1), std::string(1, '\0'));
+  ASSERT_TRUE(regions_.Unregister(kSystem, "most").ok());
+  ASSERT_TRUE(regions_.Unregister(kSystem, "rest").ok());
+  ASSERT_TRUE(regions_.RegisterSystem("rest", memory.key(), 0, 4097).ok());
+  EXPECT_NE((*regions_.Find("rest"))->DeviceAddress(0, 1), nullptr);
 }
 
 TEST(SharedMemoryTest, NothingWorksWhileItIsNotAllowed) {

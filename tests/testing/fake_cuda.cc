@@ -146,6 +146,20 @@ KernelStatus ReleasePinned(void* pointer) {
   return Alive();
 }
 
+KernelStatus Pin(void*, size_t) {
+  const std::lock_guard lock(mutex);
+  if (KernelStatus status = Alive(); !status.ok()) return status;
+  if (device->pins_fail) return {KernelCode::kLaunchFailed, "invalid argument"};
+  ++device->live_handles;
+  return {};
+}
+
+KernelStatus Unpin(void*) {
+  const std::lock_guard lock(mutex);
+  --device->live_handles;
+  return Alive();
+}
+
 KernelStatus Copy(void* to, const void* from, size_t bytes, void* stream) {
   return Enqueue(stream, [=] {
     std::memcpy(device->ipc.Place(to), device->ipc.Place(const_cast<void*>(from)), bytes);
@@ -301,6 +315,8 @@ constexpr CudaModule kModule = {
     .release = Release,
     .allocate_pinned = AllocatePinned,
     .release_pinned = ReleasePinned,
+    .pin = Pin,
+    .unpin = Unpin,
     .copy = Copy,
     .fill = Fill,
     .export_ipc_memory = ExportIpcMemory,

@@ -31,6 +31,8 @@ struct FakeCuda {
   int pair_runs = 0;                              // of fused pairs of them
   std::map<int, int> launches_of;                 // of graphs, by the device that the thread uses
 
+  bool pins_fail = false;  // of memory that is there already
+
   // Not empty: the device is lost, and every call answers this.
   std::string broken;
   int breaks_after_launches = -1;  // of graphs; below 0: never

@@ -85,6 +85,90 @@ TEST_F(CudaModelTest, EveryStructureTypeAndWidthMatchesTheOracle) {
   }
 }
 
+// x of three items of width 4 through a model, into y.
+class PartsTest : public CudaModelTest {
+ protected:
+  static constexpr int64_t kWidth = 4, kItems = 3;
+  using Floats = std::vector<float>;
+
+  void SetUp() override {
+    auto model = Prepare(MakeMlp({kWidth, 6, kWidth}, Pattern::kDense, 1, DType::kFloat32));
+    ASSERT_TRUE(model.ok()) << model.status();
+    model_ = *std::move(model);
+    state_ = *model_->NewState();
+    for (size_t i = 0; i < x_.size(); ++i) x_[i] = static_cast<float>(i) - 5;
+    expected_ = Ask();
+  }
+  float* input() { return static_cast<float*>(state_->input(0)); }
+  // Through the buffers.
+  Floats Ask() {
+    std::copy(x_.begin(), x_.end(), input());
+    const absl::Status status = model_->Run(*state_, kItems);
+    EXPECT_TRUE(status.ok()) << status;
+    const auto* y = static_cast<const float*>(state_->output(0));
+    return {y, y + x_.size()};
+  }
+  void Read(size_t item, size_t items) {
+    state_->ReadFrom(0, item * kItemBytes, items * kItemBytes, &x_[item * kWidth]);
+  }
+  void Write(size_t item, size_t items) {
+    state_->WriteTo(0, item * kItemBytes, items * kItemBytes, &y_[item * kWidth]);
+  }
+
+  static constexpr size_t kItemBytes = kWidth * sizeof(float);
+  std::unique_ptr<PreparedModel> model_;
+  std::unique_ptr<ExecutionState> state_;
+  Floats x_ = Floats(kItems * kWidth), y_ = Floats(kItems * kWidth, -1), expected_;
+};
+
+TEST_F(PartsTest, WholeTensorsElsewhereAreReadAndWrittenThere) {
+  ASSERT_TRUE(state_->copies_anywhere());
+  Read(0, kItems);
+  Write(0, kItems);
+  std::fill_n(input(), x_.size(), NAN);
+  ASSERT_TRUE(model_->Run(*state_, kItems).ok());
+  EXPECT_EQ(y_, expected_);
+}
+
+TEST_F(PartsTest, ItemsElsewhereAndItemsInTheBuffersMixAnyHow) {
+  for (size_t item = 0; item < kItems; ++item) {
+    std::copy(x_.begin(), x_.end(), input());
+    std::fill_n(input() + item * kWidth, kWidth, NAN);
+    std::fill(y_.begin(), y_.end(), -1.0f);
+    Read(item, 1);
+    Write((item + 1) % kItems, 1);
+    ASSERT_TRUE(model_->Run(*state_, kItems).ok());
+    const auto* y = static_cast<const float*>(state_->output(0));
+    for (size_t i = 0; i < y_.size(); ++i) {
+      const bool elsewhere = i / kWidth == (item + 1) % kItems;
+      EXPECT_EQ(elsewhere ? y_[i] : y[i], expected_[i]) << item << " " << i;
+      if (!elsewhere) {
+        EXPECT_EQ(y_[i], -1) << "nothing else is written there";
+      }
+    }
+  }
+}
+
+TEST_F(PartsTest, TheyHoldForOneRunOnly) {
+  Read(0, kItems);
+  Write(0, kItems);
+  ASSERT_TRUE(model_->Run(*state_, kItems).ok());
+  const Floats before = y_;
+  for (float& x : x_) x = -x;
+  EXPECT_NE(Ask(), before);
+  EXPECT_EQ(y_, before);
+}
+
+TEST_F(PartsTest, APartBehindTheTensorIsRefusedAndForgotten) {
+  state_->ReadFrom(0, 0, (kItems + 1) * kItemBytes, x_.data());
+  EXPECT_EQ(model_->Run(*state_, kItems).code(), absl::StatusCode::kInternal);
+  state_->WriteTo(0, SIZE_MAX, 1, y_.data());
+  EXPECT_EQ(model_->Run(*state_, kItems).code(), absl::StatusCode::kInternal);
+  state_->ReadFrom(0, 0, kItemBytes, x_.data());
+  EXPECT_FALSE(model_->Run(*state_, 99).ok());
+  EXPECT_EQ(Ask(), expected_);
+}
+
 TEST_F(CudaModelTest, ABlockPrunedModelRunsOnBlocksAndADenseOneOnDense) {
   auto sparse = Prepare(MakeMlp({256, 256, 256}, Pattern::kBlocks, 0.1, DType::kBFloat16));
   auto dense = Prepare(MakeMlp({256, 256}, Pattern::kDense, 1, DType::kBFloat16));

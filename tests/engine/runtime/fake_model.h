@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -89,12 +90,13 @@ struct FakeModelOptions {
   std::vector<formats::ValueInfo> inputs = {{"x", DType::kFloat32, {kBatch, 4}}};
   std::vector<formats::ValueInfo> outputs = {{"y", DType::kFloat32, {kBatch, 4}}};
   int64_t max_batch_size = 8;
+  bool copies_anywhere = false;  // as a GPU
   std::shared_ptr<FakeControl> control = std::make_shared<FakeControl>();
 };
 
 class FakeState final : public planner::ExecutionState {
  public:
-  explicit FakeState(const FakeModelOptions& options) {
+  explicit FakeState(const FakeModelOptions& options) : copies_anywhere_(options.copies_anywhere) {
     const auto allocate = [&](const std::vector<formats::ValueInfo>& values,
                               std::vector<Tensor>& tensors) {
       for (const formats::ValueInfo& value : values) {
@@ -109,8 +111,28 @@ class FakeState final : public planner::ExecutionState {
   void* input(int i) override { return inputs[i].data(); }
   const void* output(int i) const override { return outputs[i].data(); }
   size_t arena_bytes() const override { return 1024; }
+  bool copies_anywhere() const override { return copies_anywhere_; }
+  void ReadFrom(int i, size_t offset, size_t bytes, const void* from) override {
+    reads.push_back({static_cast<std::byte*>(input(i)) + offset, from, bytes});
+  }
+  void WriteTo(int i, size_t offset, size_t bytes, void* to) override {
+    writes.push_back({to, outputs[i].As<std::byte>() + offset, bytes});
+  }
 
+  struct Copy {
+    void* to;
+    const void* from;
+    size_t bytes;
+  };
+  static void Make(std::vector<Copy>& copies) {
+    for (const Copy& copy : copies) std::memcpy(copy.to, copy.from, copy.bytes);
+    copies.clear();
+  }
   std::vector<Tensor> inputs, outputs;
+  std::vector<Copy> reads, writes;  // of the next run
+
+ private:
+  const bool copies_anywhere_;
 };
 
 // Output i is input min(i, last) element by element: doubled when both are FP32 of the same size,
@@ -141,6 +163,7 @@ class FakeModel final : public planner::PreparedModel {
     if (options_.control->on_run) options_.control->on_run(fake, batch);
     options_.control->run_gate.Pass();
     absl::SleepFor(options_.control->run_delay);
+    FakeState::Make(fake.reads);
     for (size_t i = 0; i < fake.outputs.size(); ++i) {
       Tensor& from = fake.inputs[std::min(i, fake.inputs.size() - 1)];
       Tensor& to = fake.outputs[i];
@@ -151,6 +174,7 @@ class FakeModel final : public planner::PreparedModel {
         std::copy_n(from.As<char>(), from.bytes(), to.As<char>());
       }
     }
+    FakeState::Make(fake.writes);
     return options_.control->run_status;
   }
 

@@ -1,5 +1,9 @@
 #include "engine/runtime/served_version.h"
 
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <list>
 #include <thread>
 
 #include "gmock/gmock.h"
@@ -177,6 +181,122 @@ TEST_F(ServedVersionTest, AFailingRunFailsItsRequestOnly) {
   EXPECT_EQ(version->statistics().failure.count, 1u);
   EXPECT_EQ(version->statistics().success.count, 1u);
 }
+
+// A client's memory of 64 floats, which may be gone, and may have an address for GPUs.
+class ClientsMemory final : public TensorMemory {
+ public:
+  absl::Status Read(uint64_t offset, absl::Span<std::byte> to) const override {
+    ++accesses;
+    if (gone) return absl::InvalidArgumentError("memory is gone");
+    std::memcpy(to.data(), bytes() + offset, to.size());
+    return absl::OkStatus();
+  }
+  absl::Status Write(uint64_t offset, absl::Span<const std::byte> from) const override {
+    ++accesses;
+    if (gone) return absl::InvalidArgumentError("memory is gone");
+    std::memcpy(bytes() + offset, from.data(), from.size());
+    return absl::OkStatus();
+  }
+  std::byte* DeviceAddress(uint64_t offset, uint64_t /*bytes*/) const override {
+    return has_address ? bytes() + offset : nullptr;
+  }
+
+  bool gone = false, has_address = false;
+  mutable std::atomic<int> accesses{0};  // by the host
+  mutable std::vector<float> floats = std::vector<float>(64);
+
+ private:
+  std::byte* bytes() const { return reinterpret_cast<std::byte*>(floats.data()); }
+};
+
+// One item whose input is at float `from` of a memory, and whose output is wanted at `to`, unless that is negative.
+class RequestInMemory : public TestRequest {
+ public:
+  RequestInMemory(std::shared_ptr<const ClientsMemory> memory, size_t from, int to)
+      : memory_(std::move(memory)), to_(to) {
+    inputs.push_back({.name = "x", .datatype = "FP32", .shape = {1, 4}});
+    inputs.back().range = {memory_, from * sizeof(float), 16};
+  }
+  absl::Status PlaceOutputs() override {
+    if (to_ >= 0) outputs[0].range = {memory_, static_cast<size_t>(to_) * sizeof(float), 16};
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::shared_ptr<const ClientsMemory> memory_;
+  const int to_;
+};
+
+class TensorMemoryTest : public ServedVersionTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  TensorMemoryTest() {
+    for (size_t i = 0; i < memory_->floats.size(); ++i) memory_->floats[i] = static_cast<float>(i);
+  }
+  std::shared_ptr<ClientsMemory> memory_ = std::make_shared<ClientsMemory>();
+};
+
+TEST_P(TensorMemoryTest, TensorsComeFromThereAndGoThereAndTheHostLooksAtNoneThatADeviceCopies) {
+  const bool device = GetParam();
+  memory_->has_address = device;
+  VersionHandle version = Serve({}, {.copies_anywhere = device});
+  RequestInMemory request(memory_, 8, 40), half(memory_, 12, -1);
+  request.Submit(version);
+  ASSERT_TRUE(request.status().ok()) << request.status();
+  EXPECT_THAT(absl::MakeSpan(memory_->floats).subspan(39, 6), ElementsAre(39, 16, 18, 20, 22, 44));
+  EXPECT_EQ(memory_->accesses, device ? 0 : 2);
+  half.Submit(version);
+  ASSERT_TRUE(half.status().ok()) << half.status();
+  EXPECT_THAT(half.Floats(), ElementsAre(24, 26, 28, 30));
+  EXPECT_EQ(memory_->accesses, device ? 0 : 3);
+}
+
+TEST_P(TensorMemoryTest, WhereOnlyOneSideKnowsAddressesTheHostCopies) {
+  memory_->has_address = GetParam();
+  VersionHandle version = Serve({}, {.copies_anywhere = !GetParam()});
+  RequestInMemory request(memory_, 0, 16);
+  request.Submit(version);
+  ASSERT_TRUE(request.status().ok()) << request.status();
+  EXPECT_THAT(absl::MakeSpan(memory_->floats).subspan(16, 4), ElementsAre(0, 2, 4, 6));
+  EXPECT_EQ(memory_->accesses, 2);
+}
+
+TEST_P(TensorMemoryTest, InABatchAMemoryThatIsGoneFailsItsRequestAlone) {
+  memory_->has_address = GetParam();
+  const auto gone = std::make_shared<ClientsMemory>();
+  gone->gone = true;
+  inference::ModelConfig config;
+  config.mutable_dynamic_batching();
+  VersionHandle version = Serve(config, {.copies_anywhere = GetParam()});
+  std::list<TestRequest> occupying;
+  Occupy(version, control_->run_gate, occupying);
+  RequestInMemory first(memory_, 0, 16), lost(gone, 0, -1), last(memory_, 8, -1);
+  TestRequest plain(2, 5);
+  for (TestRequest* request : {static_cast<TestRequest*>(&first), static_cast<TestRequest*>(&lost),
+                               &plain, static_cast<TestRequest*>(&last)})
+    request->Submit(version);
+  control_->run_gate.Open();
+  EXPECT_TRUE(absl::IsInvalidArgument(lost.status())) << lost.status();
+  EXPECT_THAT(lost.status().message(), HasSubstr("input 'x': memory is gone, for model 'm'"));
+  ASSERT_TRUE(first.status().ok() && plain.status().ok() && last.status().ok());
+  EXPECT_THAT(absl::MakeSpan(memory_->floats).subspan(16, 4), ElementsAre(0, 2, 4, 6));
+  EXPECT_THAT(plain.Floats(), ElementsAre(10, 12, 14, 16, 18, 20, 22, 24));
+  EXPECT_THAT(last.Floats(), ElementsAre(16, 18, 20, 22));
+  EXPECT_EQ(control_->sizes().back(), 4) << "one batch, without the one that failed";
+}
+
+TEST_P(TensorMemoryTest, OutputsThatAreWatchedPassThroughTheHost) {
+  memory_->has_address = true;
+  VersionHandle version = Serve({}, {.copies_anywhere = true});
+  version->WatchOutputs(GetParam());
+  memory_->floats[0] = NAN;
+  RequestInMemory request(memory_, 0, 16);
+  request.Submit(version);
+  ASSERT_TRUE(request.status().ok()) << request.status();
+  EXPECT_EQ(memory_->floats[17], 2);
+  EXPECT_EQ(memory_->accesses, GetParam() ? 2 : 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(HostOrDevice, TensorMemoryTest, ::testing::Bool());
 
 TEST_F(ServedVersionTest, StatisticsCountItemsExecutionsAndPhases) {
   FakeModelOptions model;
