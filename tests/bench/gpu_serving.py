@@ -212,6 +212,7 @@ def serve(options, device: str, repositories: str, folder: pathlib.Path, result:
         (options.out.parent / "metrics.txt").write_bytes(urllib.request.urlopen(server.metrics).read())
         for model, concurrency, batch in (
             ("wide", 1, 1), ("wide", 16, 256), ("wide", 32, 256), ("mnist_diagonal16", 1, 1), ("mnist_diagonal16", 64, 256),
+            ("mnist_diagonal16", 160, 256), ("mnist_dense", 160, 256),
         ):  # fmt: skip
             for shared in (False, True):
                 result["rows"].append(load(options.bin, server, folder, model, concurrency, batch, shared))
