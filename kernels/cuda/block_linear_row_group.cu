@@ -115,6 +115,7 @@ __device__ __forceinline__ void Produce(const CUtensorMap* x_map, const Params<T
   int tile = ClusterTile<kCluster>(0, params.tiles);
   GroupSpan span = span_of(tile);
   StepHead next = HeadOf<kCluster>(params.steps, span, span.begin, half);
+  WaitForPredecessors();  // which write no weights
   for (int round = 0; tile >= 0; ++round) {
     const int next_tile = ClusterTile<kCluster>(round + 1, params.tiles);
     const GroupSpan next_span = span_of(next_tile);
@@ -335,10 +336,15 @@ __device__ __forceinline__ void Consume(const CUtensorMap* y_map, const Params<T
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   constexpr int kCluster = Tile::kCluster;
   RingPosition<kStages> ring;
-  for (int round = 0;; ++round) {
-    const int tile = ClusterTile<kCluster>(round, params.tiles);
-    if (tile < 0) break;
-    const GroupSpan span = params.groups[tile % params.group_count];
+  const auto span_of = [&](int tile) {
+    return tile < 0 ? GroupSpan{} : params.groups[tile % params.group_count];
+  };
+  int tile = ClusterTile<kCluster>(0, params.tiles);
+  GroupSpan span = span_of(tile);
+  WaitForPredecessors();
+  for (int round = 0; tile >= 0; ++round) {
+    const int next_tile = ClusterTile<kCluster>(round + 1, params.tiles);
+    const GroupSpan next_span = span_of(next_tile);
     Accumulators<kRows> acc = {};
     for (int s = span.begin; s < span.end; ++s) {
       Wait(shared.barriers.Full(ring.stage), ring.parity);
@@ -359,8 +365,10 @@ __device__ __forceinline__ void Consume(const CUtensorMap* y_map, const Params<T
         tile / params.group_count * kGroupTokens + warp / Tile::kWarpColumns * Tile::kWarpTokens;
     StoreOutputs<T, kRows>(acc, y_map, params.to, output, token,
                            shared.pieces + warp * Tile::kPieceBytes);
+    tile = next_tile;
+    span = next_span;
   }
-  if (lane == 0) WaitStores<0>();
+  if (lane == 0) WaitStoresRead<0>();
   __syncwarp();
 }
 
@@ -385,7 +393,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   ReleaseSuccessors();
   __syncthreads();
   if constexpr (Tile::kCluster > 1) MeetCluster();
-  WaitForPredecessors();
   if (threadIdx.x >= 32 * kConsumerWarps) {
     ShrinkRegisters<kProducerRegisters>();
     if (threadIdx.x < 32 * (kConsumerWarps + 1))

@@ -13,7 +13,8 @@
 //
 // H200, 10,240³, 90 %: with stores straight from registers 482 µs (b = 64) and 414 µs (b = 128), of which the tensor
 // cores sat out the epilogues; x traffic alone takes 375 and 190 µs at 9 TB/s. 768 → 3072 at 90 %, 1,576 tokens: two
-// thread blocks of 64-token tiles 9.3 µs, the next best form 10.0.
+// thread blocks of 64-token tiles 9.3 µs, the next best form 10.0; with spans, columns and first weights fetched before the
+// kernel before has ended 8.7.
 #include "kernels/cuda/block_image.h"
 #include "kernels/cuda/device/epilogue.cuh"
 #include "kernels/cuda/device/launch.cuh"
@@ -96,6 +97,21 @@ __device__ __forceinline__ void Produce(const CUtensorMap* x_map, const Params<T
     return first + lane < of.end ? params.panels[first + lane].column : 0;
   };
   int columns = columns_of(span, span.begin);
+  const auto ask_for_weights = [&](int p, int stage) {
+    CopyBulk(stages + stage * Tile::kStageBytes + Tile::kXBytes,
+             params.values + int64_t{p} * Tile::kPanelBytes, Tile::kPanelBytes,
+             barriers.Full(stage));
+  };
+  // Nobody before writes weights: those of the first panels are asked for while the kernel before ends.
+  const int asked = min(span.end - span.begin, Tile::kStages);
+  if (lane == 0) {
+    for (int i = 0; i < asked; ++i) {
+      ArriveExpecting(barriers.Full(i), Tile::kStageBytes);
+      ask_for_weights(span.begin + i, i);
+    }
+  }
+  int unasked = span.begin + asked;  // panels before it are waited for already
+  WaitForPredecessors();
   for (int round = 0; tile >= 0; ++round) {
     const int next_tile = TileOf(round + 1, params.tiles, worker.index, worker.count);
     RowSpan next_span{};
@@ -111,19 +127,21 @@ __device__ __forceinline__ void Produce(const CUtensorMap* x_map, const Params<T
       if (lane == 0) {
         const uint32_t full = barriers.Full(ring.stage);
         const uint32_t x = stages + ring.stage * Tile::kStageBytes;
-        Wait(barriers.Empty(ring.stage), ring.parity ^ 1);
-        ArriveExpecting(full, Tile::kStageBytes);
+        if (p >= unasked) {
+          Wait(barriers.Empty(ring.stage), ring.parity ^ 1);
+          ArriveExpecting(full, Tile::kStageBytes);
+        }
 #pragma unroll
         for (int box = 0; box < Tile::kTileTokens; box += kTokens) {
           CopyBox(x + box * kRowBytes, x_map, column, token + box, full);
         }
-        CopyBulk(x + Tile::kXBytes, params.values + int64_t{p} * Tile::kPanelBytes,
-                 Tile::kPanelBytes, full);
+        if (p >= unasked) ask_for_weights(p, ring.stage);
       }
       __syncwarp();
       ring.Advance();
     }
     if (span.begin == span.end) next_columns = columns_of(next_span, next_span.begin);
+    unasked = 0;
     tile = next_tile;
     span = next_span;
     columns = next_columns;
@@ -151,6 +169,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* y_map, const Params<T
   };
   int tile = TileOf(0, params.tiles, worker.index, worker.count);
   RowSpan span = span_of(tile);
+  WaitForPredecessors();
   for (int round = 0; tile >= 0; ++round) {
     const int next_tile = TileOf(round + 1, params.tiles, worker.index, worker.count);
     const RowSpan next_span = span_of(next_tile);
@@ -209,7 +228,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* y_map, const Params<T
     tile = next_tile;
     span = next_span;
   }
-  if (stores) WaitStores<0>();
+  if (stores) WaitStoresRead<0>();
 }
 
 template <typename T, Mode kMode, int kTokens, int kResident>
@@ -234,7 +253,6 @@ __global__ void __launch_bounds__(kThreads, kResident)
   }
   ReleaseSuccessors();
   __syncthreads();
-  WaitForPredecessors();
   const auto worker_of = [&](int ring) {
     return Worker{static_cast<int>(blockIdx.x) * Tile::kRings + ring,
                   static_cast<int>(gridDim.x) * Tile::kRings};

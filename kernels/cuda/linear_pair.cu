@@ -327,7 +327,7 @@ __device__ __forceinline__ void Multiply(const CUtensorMap* y_map, const Params<
       }
     }
   }
-  if (stores) WaitStores<0>();
+  if (stores) WaitStoresRead<0>();
 }
 
 template <typename T, int kTokens, int kRows>

@@ -386,7 +386,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* y_map, const Params<T
     tile = next_tile;
     item = next_item;
   }
-  if (threadIdx.x % 128 == 0) WaitStores<0>();
+  if (threadIdx.x % 128 == 0) WaitStoresRead<0>();
 }
 
 template <typename T>

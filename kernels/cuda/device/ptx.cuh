@@ -90,14 +90,11 @@ __device__ __forceinline__ void StoreBox(const CUtensorMap* map, uint32_t from_a
 __device__ __forceinline__ void CommitStores() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// Until all but kPending of this thread's stores have read their shared memory, or have been written altogether.
+// Until all but kPending of this thread's stores have read their shared memory: when a thread block may end, too, for what it
+// stored is in memory before its grid has ended.
 template <int kPending>
 __device__ __forceinline__ void WaitStoresRead() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
-}
-template <int kPending>
-__device__ __forceinline__ void WaitStores() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 // Orders this thread's ordinary shared-memory writes before later reads by the copy engine.
 __device__ __forceinline__ void FenceAsyncProxy() {
