@@ -96,6 +96,32 @@ void CostTable::Calibrate() {
   }
 }
 
+void CostTable::CalibrateLike(const CostTable& before) {
+  const auto error_of = [](const Cost& cost) {
+    return cost.predicted == kCannotRun ? 0 : cost.micros / cost.predicted;
+  };
+  double largest_error = 0;
+  for (const auto& bucket : before.costs) {
+    for (const Cost& cost : bucket) {
+      if (cost.micros != kCannotRun) largest_error = std::max(largest_error, error_of(cost));
+    }
+  }
+  if (largest_error == 0) largest_error = 1;
+  for (size_t i = 0; i < options.size(); ++i) {
+    const auto same =
+        std::find_if(before.options.begin(), before.options.end(), [&](const LayerOption& option) {
+          return option.variant == options[i].variant &&
+                 option.layout.spec == options[i].layout.spec;
+        });
+    for (size_t b = 0; b < tokens.size(); ++b) {
+      double error = 0;
+      if (same != before.options.end())
+        error = error_of(before.costs[b][same - before.options.begin()]);
+      costs[b][i].micros = costs[b][i].predicted * (error == 0 ? largest_error : error);
+    }
+  }
+}
+
 kernels::LinearDesc DescOf(const LayerOption& option, const sparse::WeightStructure& structure,
                            int64_t tokens) {
   kernels::LinearDesc desc;

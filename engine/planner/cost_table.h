@@ -54,6 +54,9 @@ struct CostTable {
   // largest error seen, for an option that was never measured (it was ruled out by its prediction,
   // and must not win because this machine is slower than the one the model's constants are from).
   void Calibrate();
+  // The same where nothing was measured, by the errors of the model for the same weight when it had another structure; the
+  // buckets are the same.
+  void CalibrateLike(const CostTable& before);
 };
 
 // The problem `option` solves at `tokens`.

@@ -28,8 +28,9 @@ class CudaModel final : public ExecutorModel<graph::CudaExecutor, graph::CudaExe
       if (!chosen.ok()) return chosen;
     }
     if (options_.measure_peak) peak_ = MeasuredPeak(device, compute);
-    CountWork(planned->plan, SizeOf(compute));
+    element_bytes_ = static_cast<double>(SizeOf(compute));
     Keep(*std::move(planned));
+    PlanChanged();
     auto executor =
         graph::CudaExecutor::Create(program_, device, planned_.buckets, planned_.Bindings());
     if (!executor.ok()) return executor.status();
@@ -46,6 +47,7 @@ class CudaModel final : public ExecutorModel<graph::CudaExecutor, graph::CudaExe
     clone->KeepAs(*this, *std::move(planned));
     clone->peak_ = peak_;
     clone->work_ = work_;
+    clone->element_bytes_ = element_bytes_;
     auto executor = executor_->Clone(clone->program_, clone->planned_.Bindings());
     if (!executor.ok()) return executor.status();
     clone->executor_ = *std::move(executor);
@@ -67,13 +69,19 @@ class CudaModel final : public ExecutorModel<graph::CudaExecutor, graph::CudaExe
 
  private:
   void* ConstantMemory(int value) const override { return executor_->constant(value); }
-  void CountWork(const ModelPlan& plan, size_t element_bytes) {
-    for (const LayerPlan& layer : plan.layers) {
+  // Some kernels know only when they are launched.
+  absl::Status TryOut() const override {
+    if (absl::Status status = device_.AsCudaOrNull()->Use(); !status.ok()) return status;
+    return executor_->NewState().status();
+  }
+  void PlanChanged() override {
+    work_ = {};
+    for (const LayerPlan& layer : planned_.plan.layers) {
       const auto size = static_cast<double>(layer.out) * static_cast<double>(layer.in);
       const double tokens = static_cast<double>(layer.buckets[0].tokens) /
                             static_cast<double>(layer.buckets[0].batch);  // of an item
       work_.item_flops += 2 * (1 - layer.sparsity) * size * tokens;
-      work_.item_bytes += tokens * static_cast<double>((layer.out + layer.in) * element_bytes);
+      work_.item_bytes += tokens * static_cast<double>(layer.out + layer.in) * element_bytes_;
       work_.weight_bytes.resize(layer.buckets.size());
       for (size_t b = 0; b < layer.buckets.size(); ++b)
         work_.weight_bytes[b] += static_cast<double>(layer.buckets[b].chosen.weight_bytes);
@@ -88,6 +96,7 @@ class CudaModel final : public ExecutorModel<graph::CudaExecutor, graph::CudaExe
 
   DevicePeak peak_;
   Work work_;
+  double element_bytes_ = 0;  // of activations
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "engine/graph/program.h"
 #include "engine/planner/model_planner.h"
+#include "engine/planner/plan_drift.h"
 #include "engine/planner/prepared_model.h"
 #include "engine/planner/weight_editor.h"
 
@@ -47,6 +48,30 @@ class ExecutorModel : public PreparedModel {
         [this](int value) { return ConstantMemory(value); }, [this] { return Rebind(); });
   }
 
+  std::vector<WeightReplan> PlanDrifted(const formats::WeightSource& now) final {
+    std::vector<WeightReplan> replans;
+    if (options_.deterministic) return replans;
+    for (const int weight : DriftedWeights(planned_)) {
+      auto anew = PlanAnew(program_, planned_, device_, options_, weight, now);
+      absl::Status status = anew.status();
+      if (anew.ok() && anew->replan.changed) {
+        status = executor_->Rebind(anew->planned.Bindings());
+        if (status.ok()) status = TryOut();
+        if (!status.ok()) (void)executor_->Rebind(planned_.Bindings());  // as it was: they fit
+      }
+      if (status.ok()) {
+        replans.push_back(std::move(anew->replan));
+        planned_ = std::move(anew->planned);
+        CountResident();
+      } else {
+        replans.push_back({.weight = program_.weights[weight].name, .status = std::move(status)});
+        planned_.weights[weight].moved = 0;  // not again before as much moved once more
+      }
+    }
+    PlanChanged();
+    return replans;
+  }
+
  protected:
   void Keep(PlannedModel planned) {
     planned_ = std::move(planned);
@@ -57,6 +82,10 @@ class ExecutorModel : public PreparedModel {
     planned_ = std::move(planned);
     bytes_ = model.bytes_;
   }
+  // What is derived from the plan is to be derived again.
+  virtual void PlanChanged() {}
+  // Whether kernels take what they are bound to that were never run before.
+  virtual absl::Status TryOut() const { return absl::OkStatus(); }
   // Where the constant Program::values[value] is.
   virtual void* ConstantMemory(int value) const = 0;
 
@@ -87,10 +116,14 @@ class ExecutorModel : public PreparedModel {
 
   // Weights were built anew, so that they have other views.
   absl::Status Rebind() {
+    CountResident();
+    return executor_->Rebind(planned_.Bindings());
+  }
+
+  void CountResident() {
     bytes_.resident -= planned_.plan.weight_bytes;
     planned_.plan.weight_bytes = planned_.weight_bytes();
     bytes_.resident += planned_.plan.weight_bytes;
-    return executor_->Rebind(planned_.Bindings());
   }
 
   WeightBytes bytes_;

@@ -100,6 +100,7 @@ class ModelPlanner {
       auto structure = sparse::AnalyzeStructure(work.dense->view());
       if (!structure.ok()) return structure.status();
       work.structure = *std::move(structure);
+      result_.weights[i].nonzeros = work.structure.nonzeros;
       if (!options_.deterministic) work.pattern = PatternDigest(work.dense->view());
       work.copies.emplace(work.dense->view(), device_.AsCudaOrNull());
     }
@@ -114,9 +115,7 @@ class ModelPlanner {
       layer.op = op;
       layer.node = step.node;
       layer.weight = &weights_[op->weight()];
-      std::vector<int64_t> tokens;
-      for (int64_t batch : result_.buckets) tokens.push_back(batch * op->tokens_per_item());
-      layer.table = ListOptions(layer.weight->structure, std::move(tokens), device_);
+      layer.table = ListOptions(layer.weight->structure, TokensOf(*op, result_.buckets), device_);
       if (!options_.deterministic) {
         layer.key = cache_.KeyOf(layer.weight->pattern);
         auto found = cache_.Load(layer.key, layer.table);
@@ -198,30 +197,22 @@ class ModelPlanner {
           "no ", options_.deterministic ? "batch-invariant " : "", "kernel multiplies by a weight ",
           ToString(weight.dense->shape()), " of ", NameOf(weight.dense->dtype())));
     }
-    LayerPlan plan;
-    plan.name = layer.node;
-    plan.weight = program_.weights[layer.op->weight()].name;
-    plan.out = layer.op->out();
-    plan.in = layer.op->in();
-    plan.sparsity = weight.structure.sparsity();
-    plan.structure = weight.structure.found;
-    plan.dense_bytes = weight.file_bytes;
-    std::vector<std::shared_ptr<ResidentWeight>> used;
-    for (size_t b = 0; b < choice.size(); ++b) {
-      auto resident = layer.weight->copies->For(table.options[choice[b]]);
-      if (!resident.ok()) return resident.status();
-      table.options[choice[b]].resident_bytes = (*resident)->bytes();
-      result_.layers[b].push_back({table.options[choice[b]].variant, resident->get()});
-      if (std::find(used.begin(), used.end(), *resident) == used.end()) used.push_back(*resident);
-    }
-    plan.buckets = DescribeChoice(table, options_.weight_memory, options_.deterministic,
-                                  result_.buckets, choice);
-    for (auto& resident : used) {
-      plan.weight_bytes += resident->bytes();
-      auto& all = result_.weights[layer.op->weight()].copies;
+    LayerPlan about;
+    about.name = layer.node;
+    about.weight = program_.weights[layer.op->weight()].name;
+    about.out = layer.op->out();
+    about.in = layer.op->in();
+    about.dense_bytes = weight.file_bytes;
+    auto chosen = PackChoice(std::move(about), weight.structure, choice, result_.buckets, options_,
+                             table, *layer.weight->copies);
+    if (!chosen.ok()) return chosen.status();
+    for (size_t b = 0; b < choice.size(); ++b) result_.layers[b].push_back(chosen->buckets[b]);
+    auto& all = result_.weights[layer.op->weight()].copies;
+    for (auto& resident : chosen->copies) {
       if (std::find(all.begin(), all.end(), resident) == all.end()) all.push_back(resident);
     }
-    result_.plan.layers.push_back(std::move(plan));
+    result_.plan.layers.push_back(std::move(chosen->plan));
+    result_.costs.push_back(std::make_shared<const CostTable>(table));
     return absl::OkStatus();
   }
 
@@ -248,6 +239,36 @@ std::vector<int64_t> BatchBuckets(int64_t max_batch_size) {
   return buckets;
 }
 
+std::vector<int64_t> TokensOf(const graph::LinearOp& linear, const std::vector<int64_t>& buckets) {
+  std::vector<int64_t> tokens;
+  for (const int64_t batch : buckets) tokens.push_back(batch * linear.tokens_per_item());
+  return tokens;
+}
+
+absl::StatusOr<ChosenLayer> PackChoice(LayerPlan about, const sparse::WeightStructure& structure,
+                                       const std::vector<int>& choice,
+                                       const std::vector<int64_t>& buckets,
+                                       const PrepareOptions& options, CostTable& table,
+                                       WeightCopies& copies) {
+  ChosenLayer chosen = {std::move(about), {}, {}};
+  LayerPlan& plan = chosen.plan;
+  plan.sparsity = structure.sparsity();
+  plan.structure = structure.found;
+  for (const int option : choice) {
+    auto resident = copies.For(table.options[option]);
+    if (!resident.ok()) return resident.status();
+    table.options[option].resident_bytes = (*resident)->bytes();
+    chosen.buckets.push_back({table.options[option].variant, resident->get()});
+    if (std::find(chosen.copies.begin(), chosen.copies.end(), *resident) != chosen.copies.end())
+      continue;
+    plan.weight_bytes += (*resident)->bytes();
+    chosen.copies.push_back(*std::move(resident));
+  }
+  plan.buckets =
+      DescribeChoice(table, options.weight_memory, options.deterministic, buckets, choice);
+  return chosen;
+}
+
 std::vector<std::vector<graph::LinearBinding>> PlannedModel::Bindings() const {
   std::vector<std::vector<graph::LinearBinding>> bindings(layers.size());
   for (size_t b = 0; b < layers.size(); ++b) {
@@ -271,10 +292,12 @@ size_t PlannedModel::weight_bytes() const {
 }
 
 absl::StatusOr<PlannedModel> PlannedModel::Clone() const {
-  PlannedModel clone = {plan, buckets, layers, {}, pairs};
+  PlannedModel clone = *this;
+  clone.weights.clear();
   std::map<const ResidentWeight*, ResidentWeight*> clone_of;
   for (const PlannedWeight& weight : weights) {
-    PlannedWeight& own = clone.weights.emplace_back(PlannedWeight{weight.form, {}});
+    PlannedWeight& own = clone.weights.emplace_back(weight);
+    own.copies.clear();
     for (const auto& copy : weight.copies) {
       auto cloned = copy->Clone();
       if (!cloned.ok()) return cloned.status();

@@ -61,6 +61,16 @@ struct DeviceWork {
   DevicePeak peak;
 };
 
+// A weight whose non-zeros moved so far that the planner was asked again.
+struct WeightReplan {
+  std::string weight;
+  double moved =
+      0;  // non-zeros that came or went since it was planned, as a share of those that it had
+  std::string before, after;  // its layouts, "csr+dense"
+  bool changed = false;       // packed anew; else it runs as before
+  absl::Status status;        // why it was not planned: then it runs as before, too
+};
+
 // Per-instance memory: input and output buffers and all activations, sized for max_batch_size at
 // creation; nothing is allocated while serving. Not thread-safe; use one per running batch.
 class ExecutionState;
@@ -108,7 +118,11 @@ class PreparedModel {
       const formats::WeightSource& /*after*/) {
     return absl::UnimplementedError("this model's weights cannot be edited");
   }
-  // The same, with edits that are all there.
+  // Asks the planner again for weights whose structure has drifted since it was asked (plan_drift.h), `now` being what they
+  // are, and packs those anew that it chooses otherwise for. Answers are as right whatever comes of it. Terms as of
+  // BeginEdit. None in deterministic mode, where edits see to it.
+  virtual std::vector<WeightReplan> PlanDrifted(const formats::WeightSource& /*now*/) { return {}; }
+  // BeginEdit, with edits that are all there.
   absl::Status Edit(absl::Span<const TensorEdit> edits, const formats::WeightSource& after);
 };
 

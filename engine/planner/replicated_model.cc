@@ -111,6 +111,16 @@ class ReplicatedModel final : public PreparedModel {
     return edits;
   }
 
+  // The first one's are told: all have the same weights, on devices of a kind.
+  std::vector<WeightReplan> PlanDrifted(const formats::WeightSource& now) override {
+    std::vector<WeightReplan> first;
+    for (size_t i = 0; i < replicas_.size(); ++i) {
+      auto replans = replicas_[i]->PlanDrifted(now);
+      if (i == 0) first = std::move(replans);
+    }
+    return first;
+  }
+
  private:
   const std::vector<std::unique_ptr<PreparedModel>> replicas_;
   const std::vector<int> placement_;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "engine/graph/ops/transpose.h"
 #include "engine/sparse/structure.h"
 #include "engine/sparse/weight_elements.h"
 
@@ -52,6 +53,22 @@ void ServedForm::Apply(absl::Span<sparse::ElementEdit> edits) const {
       for (sparse::ElementEdit& edit : chunk) edit.*bits = Flushed(edit.*bits, format);
     }
   }
+}
+
+absl::StatusOr<std::shared_ptr<const Tensor>> ReadServed(const formats::WeightSource& weights,
+                                                         const std::string& name,
+                                                         const graph::Initializer& initializer,
+                                                         bool transposed, const ServedForm& form) {
+  if (!weights.Has(name))
+    return absl::FailedPreconditionError("the new weights do not have this tensor");
+  auto tensor = Tensor::Allocate(initializer.dtype, initializer.shape);
+  if (!tensor.ok()) return tensor.status();
+  if (absl::Status status = weights.Read(name, *tensor); !status.ok()) return status;
+  if (transposed) {
+    tensor = graph::TransposedMatrix(*tensor);
+    if (!tensor.ok()) return tensor.status();
+  }
+  return form.Apply(std::make_shared<const Tensor>(*std::move(tensor)));
 }
 
 }  // namespace espalier::planner

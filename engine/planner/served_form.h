@@ -3,9 +3,12 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "engine/formats/weight_source.h"
+#include "engine/graph/program.h"
 #include "engine/sparse/element_edit.h"
 #include "engine/tensor/tensor.h"
 
@@ -20,5 +23,12 @@ struct ServedForm {
   // The bits of edits: those of the file become those that serve.
   void Apply(absl::Span<sparse::ElementEdit> edits) const;
 };
+
+// What `weights` has for the initializer `name`, as it is multiplied where it is used so. FailedPrecondition when it has
+// nothing, else errors as WeightSource::Read.
+absl::StatusOr<std::shared_ptr<const Tensor>> ReadServed(const formats::WeightSource& weights,
+                                                         const std::string& name,
+                                                         const graph::Initializer& initializer,
+                                                         bool transposed, const ServedForm& form);
 
 }  // namespace espalier::planner

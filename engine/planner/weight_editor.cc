@@ -6,10 +6,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/graph/ops/linear.h"
-#include "engine/graph/ops/transpose.h"
 #include "engine/planner/choose.h"
 #include "engine/planner/cost_table.h"
+#include "engine/planner/plan_drift.h"
 #include "engine/sparse/structure.h"
+#include "engine/sparse/weight_elements.h"
 
 namespace espalier::planner {
 namespace {
@@ -32,6 +33,14 @@ std::vector<ElementEdit> Transposed(absl::Span<const ElementEdit> edits, int64_t
     turned[next[col]++] = {col * rows + row, edit.old_bits, edit.new_bits};
   }
   return turned;
+}
+
+// Non-zeros that come or go.
+int64_t CountMoved(absl::Span<const ElementEdit> edits, DType dtype) {
+  const uint32_t magnitude = ~sparse::FloatBitsOf(dtype).sign;
+  return std::count_if(edits.begin(), edits.end(), [&](const ElementEdit& edit) {
+    return ((edit.old_bits & magnitude) != 0) != ((edit.new_bits & magnitude) != 0);
+  });
 }
 
 absl::Status In(const std::string& tensor, const absl::Status& status) {
@@ -90,7 +99,7 @@ absl::Status WeightEditor::Validate(const TensorEdit& piece) {
 }
 
 absl::Status WeightEditor::EditWeight(const TensorEdit& piece, const graph::Initializer::Use& use) {
-  const PlannedWeight& weight = planned_.weights[use.index];
+  PlannedWeight& weight = planned_.weights[use.index];
   const auto zeros =
       options_.deterministic ? ResidentWeight::Zeros::kAsEncoded : ResidentWeight::Zeros::kMayStay;
   for (size_t first = 0; first < piece.elements.size(); first += kPieceEdits) {
@@ -98,6 +107,7 @@ absl::Status WeightEditor::EditWeight(const TensorEdit& piece, const graph::Init
     Edits edits = use.transposed ? Transposed(part, initializer_->shape[0], initializer_->shape[1])
                                  : Edits(part.begin(), part.end());
     weight.form.Apply(absl::MakeSpan(edits));
+    weight.moved += CountMoved(edits, weight.form.served);
     for (const auto& copy : weight.copies) {
       const auto fit = copy->EditInPlace(edits, zeros, patcher_);
       if (!fit.ok()) return fit.status();
@@ -120,7 +130,7 @@ absl::Status WeightEditor::RebuildUnfit(const graph::Initializer::Use& use) {
   for (const auto& copy : weight.copies) {
     if (unfit_.erase(copy.get()) == 0) continue;
     if (dense == nullptr) {
-      auto read = ReadServed(use.transposed, weight.form);
+      auto read = ReadServed(after_, tensor_, *initializer_, use.transposed, weight.form);
       if (!read.ok()) return read.status();
       dense = *std::move(read);
     }
@@ -131,20 +141,6 @@ absl::Status WeightEditor::RebuildUnfit(const graph::Initializer::Use& use) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<const Tensor>> WeightEditor::ReadServed(
-    bool transposed, const ServedForm& form) const {
-  if (!after_.Has(tensor_))
-    return absl::FailedPreconditionError("the new weights do not have this tensor");
-  auto tensor = Tensor::Allocate(initializer_->dtype, initializer_->shape);
-  if (!tensor.ok()) return tensor.status();
-  if (absl::Status status = after_.Read(tensor_, *tensor); !status.ok()) return status;
-  if (transposed) {
-    tensor = graph::TransposedMatrix(*tensor);
-    if (!tensor.ok()) return tensor.status();
-  }
-  return form.Apply(std::make_shared<const Tensor>(*std::move(tensor)));
-}
-
 // By the rules of a load, which without measuring are a function of the weight.
 absl::Status WeightEditor::CheckChoice(int weight, const Tensor& dense) const {
   if (!options_.deterministic) return absl::OkStatus();
@@ -152,21 +148,14 @@ absl::Status WeightEditor::CheckChoice(int weight, const Tensor& dense) const {
   if (!structure.ok()) return structure.status();
   for (const graph::LinearOp* linear : program_.linears) {
     if (linear->weight() != weight) continue;
-    std::vector<int64_t> tokens;
-    for (const int64_t batch : planned_.buckets)
-      tokens.push_back(batch * linear->tokens_per_item());
-    const CostTable table = ListOptions(*structure, std::move(tokens), device_);
+    const CostTable table = ListOptions(*structure, TokensOf(*linear, planned_.buckets), device_);
     const std::vector<int> choice =
         ChooseOptions(table, options_.weight_memory, options_.deterministic, dense.bytes());
-    for (size_t b = 0; b < planned_.buckets.size(); ++b) {
-      const PlannedLayer& layer = planned_.layers[b][linear->layer()];
-      if (!choice.empty() && table.options[choice[b]].variant == layer.variant &&
-          table.options[choice[b]].layout.spec == layer.weight->spec())
-        continue;
-      return absl::UnimplementedError(absl::StrCat("its structure calls for another layout than ",
-                                                   sparse::ToString(layer.weight->spec()),
-                                                   "; prepare the model anew"));
-    }
+    if (RunsWith(planned_, linear->layer(), table, choice)) continue;
+    return absl::UnimplementedError(
+        absl::StrCat("its structure calls for another layout than ",
+                     sparse::ToString(planned_.layers[0][linear->layer()].weight->spec()),
+                     "; prepare the model anew"));
   }
   return absl::OkStatus();
 }

@@ -5,7 +5,7 @@
 //
 // In deterministic mode a weight whose non-zeros move is built anew as a load would build it, and only if a load would
 // choose the layout and kernel that it has: answers are those of a fresh load, bit for bit. Otherwise zeros may stay
-// stored, and a weight keeps its layout for good.
+// stored, a weight keeps its layout, and non-zeros that come or go are counted: plan_drift.h.
 //
 // Memory   A piece of the edits at a time, 5 MB; or a weight that is built anew: dense.
 #pragma once
@@ -57,9 +57,6 @@ class WeightEditor final : public WeightEdits {
   // Copies that have no room for all edits of the tensor.
   absl::Status RebuildUnfit();
   absl::Status RebuildUnfit(const graph::Initializer::Use& use);
-  // The new weight, as it is multiplied.
-  absl::StatusOr<std::shared_ptr<const Tensor>> ReadServed(bool transposed,
-                                                           const ServedForm& form) const;
   absl::Status CheckChoice(int weight, const Tensor& dense) const;
 
   const graph::Program& program_;

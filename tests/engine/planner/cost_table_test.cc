@@ -40,6 +40,32 @@ TEST(CostTableTest, WithoutMeasurementsTheModelStandsAsItIs) {
   EXPECT_EQ(table.costs[1][0].micros, 12);
 }
 
+TEST(CostTableTest, AnotherStructureTakesTheErrorsThatTheModelHadForTheOneBefore) {
+  const auto csr = FakeVariant("csr", Layout::kCsr), dense = FakeVariant("dense", Layout::kDense),
+             diagonal = FakeVariant("diagonal", Layout::kDiagonal);
+  CostTable before = FakeTable({{&dense, 100, {10, 10}}, {&csr, 100, {10, 10}}});
+  before.costs[0][0].measured = 20;
+  before.costs[1][0].measured = 40;
+  before.costs[0][1].measured = 5;
+  before.costs[1][1].measured = kCannotRun;
+  before.Calibrate();
+  CostTable now =
+      FakeTable({{&diagonal, 50, {1, 1}}, {&csr, 100, {30, 30}}, {&dense, 100, {10, 10}}});
+  for (auto& bucket : now.costs) {
+    for (Cost& cost : bucket) cost.measured = 0;
+  }
+  now.CalibrateLike(before);
+  EXPECT_EQ(now.costs[0][2].micros, 20);
+  EXPECT_EQ(now.costs[1][2].micros, 40);
+  EXPECT_EQ(now.costs[0][1].micros, 15) << "half of what the model says, as before";
+  EXPECT_EQ(now.costs[1][1].micros, kCannotRun) << "it was refused";
+  EXPECT_EQ(now.costs[0][0].micros, 4) << "never seen: as wrong as the model has been";
+  // And once more, from what was corrected.
+  CostTable next = now;
+  next.CalibrateLike(now);
+  EXPECT_EQ(next.costs[0][1].micros, 15);
+}
+
 TEST(CostTableTest, DenseAndTheSmallestAreMeasuredHoweverSlowTheyLook) {
   const auto csr = FakeVariant("csr", Layout::kCsr), dense = FakeVariant("dense", Layout::kDense);
   const auto diagonal = FakeVariant("diagonal", Layout::kDiagonal),
