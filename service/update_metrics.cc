@@ -68,14 +68,23 @@ class Collector final : public prometheus::Collectable {
     Family shadow("espalier_update_shadow_total",
                   "Updates that were written into the second copy of the weights, by how",
                   MetricType::Counter);
+    Family replans("espalier_update_replans_total",
+                   "Weights planned again as their structure had drifted, by outcome",
+                   MetricType::Counter);
     for (const UpdateStatistics& model : models) {
       for (const auto& [reason, count] : model.refused)
         refused.Add({{"model", model.model}, {"reason", reason}}, static_cast<double>(count));
       shadow.Add({{"model", model.model}, {"how", "edited"}}, static_cast<double>(model.edited));
       shadow.Add({{"model", model.model}, {"how", "rebuilt"}}, static_cast<double>(model.rebuilt));
+      const std::pair<const char*, uint64_t> outcomes[] = {{"changed", model.replans_changed},
+                                                           {"kept", model.replans_kept},
+                                                           {"failed", model.replans_failed}};
+      for (const auto& [outcome, count] : outcomes)
+        replans.Add({{"model", model.model}, {"outcome", outcome}}, static_cast<double>(count));
     }
     refused.MoveTo(families);
     shadow.MoveTo(families);
+    replans.MoveTo(families);
     return families;
   }
 

@@ -7,6 +7,7 @@
 //   espalier_update_rolled_back_total{model}        versions given up for an earlier one
 //   espalier_update_quarantined_total{model}        versions that failed while they served
 //   espalier_update_shadow_total{model,how}         edited in place | rebuilt
+//   espalier_update_replans_total{model,outcome}    weights whose structure drifted: changed | kept | failed
 //   espalier_update_stage_seconds_total{model}      bytes complete to staged
 //   espalier_update_commit_seconds_total{model}     activations: decision and flip
 //   espalier_update_flip_seconds_total{model}       the part of it that a request may wait for

@@ -145,6 +145,36 @@ absl::Status UpdateLine::EditShadow(updates::VersionStore& store,
   }
 }
 
+void UpdateLine::PlanDrifted(updates::VersionStore& store, planner::PreparedModel& model,
+                             int64_t number) {
+  const updates::StoreState state = store.List();
+  if (const auto* record = state.Find(number); record == nullptr || record->activation != 0) return;
+  const LaterWeights now([&] { return OpenWeights(store, number); });
+  for (const planner::WeightReplan& replan : model.PlanDrifted(now)) {
+    counts_.Add([&](UpdateStatistics& counts) {
+      ++(!replan.status.ok() ? counts.replans_failed
+         : replan.changed    ? counts.replans_changed
+                             : counts.replans_kept);
+    });
+    if (!replan.status.ok()) {
+      LogEvent(spdlog::level::warn, "weight not planned anew, it runs as before",
+               {{"model", model_},
+                {"version", number},
+                {"weight", replan.weight},
+                {"reason", replan.status.message()}});
+      continue;
+    }
+    LogEvent(replan.changed ? spdlog::level::info : spdlog::level::debug,
+             "weight planned anew, as its non-zeros moved",
+             {{"model", model_},
+              {"version", number},
+              {"weight", replan.weight},
+              {"moved_percent", 100 * replan.moved},
+              {"before", replan.before},
+              {"after", replan.after}});
+  }
+}
+
 absl::StatusOr<std::unique_ptr<planner::PreparedModel>> UpdateLine::LoadAnew(
     ModelManager& models, updates::VersionStore& store, const LoadJob& like, int64_t number) {
   const updates::StoreState state = store.List();
@@ -170,6 +200,7 @@ absl::StatusOr<std::unique_ptr<planner::PreparedModel>> UpdateLine::Prepare(
     const absl::Status edited = EditShadow(**store, active, shadow, number);
     if (edited.ok()) {
       counts_.Add([](UpdateStatistics& counts) { ++counts.edited; });
+      PlanDrifted(**store, *shadow.model, number);
       prepared = std::move(shadow.model);
       return;
     }

@@ -9,6 +9,8 @@
 //          queue and instances, which Activate publishes. Requests in flight finish on the version that
 //          they started with; when the last one is answered, the copy that served is the shadow, one
 //          version behind: rolling back is publishing it again, the next Stage catches it up.
+// Plans    A version that is new gets the plan that its structure calls for: what has drifted is planned again while the
+//          shadow is brought to it, in the background, and if that fails it runs with the plan that the shadow has.
 // Truth    updates::VersionStore. The decision is durable before the flip; after a restart the model is
 //          loaded at the version that the store says is active, and takes no request before.
 // Numbers  Versions of the repository and of deltas share one number space. A version of the repository

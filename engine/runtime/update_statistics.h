@@ -21,6 +21,8 @@ struct UpdateStatistics {
   std::vector<std::pair<std::string, uint64_t>> refused;  // by reason, see refusal.h
   uint64_t received_bytes = 0;
   uint64_t edited = 0, rebuilt = 0;  // updates that went into the shadow in place, or anew
+  // Weights whose structure drifted, by what the planner made of it.
+  uint64_t replans_changed = 0, replans_kept = 0, replans_failed = 0;
   double stage_seconds = 0, commit_seconds = 0;  // sums
   // The part of commits in which a request may have to wait: from the decision to the new version.
   double flip_seconds = 0;

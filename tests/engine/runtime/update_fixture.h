@@ -125,8 +125,10 @@ class CountingLoader final : public runtime::ModelLoader {
  public:
   struct Control {
     std::atomic<int> alive{0}, most{0}, loads{0}, edits{0}, clones{0};
-    std::atomic<bool> edits_unimplemented{false}, loads_fail{false}, runs_fail{false};
+    std::atomic<bool> edits_unimplemented{false}, loads_fail{false}, runs_fail{false},
+        plans_fail{false};
     Gate prepare_gate;  // of loads and clones
+    Gate plan_gate;     // of asking the planner again
   };
   CountingLoader(std::unique_ptr<runtime::ModelLoader> inner, std::shared_ptr<Control> control)
       : inner_(std::move(inner)), control_(std::move(control)) {}
@@ -176,6 +178,16 @@ class CountingLoader final : public runtime::ModelLoader {
       ++control_->edits;
       if (control_->edits_unimplemented) return absl::UnimplementedError("as asked for");
       return inner_->BeginEdit(after);
+    }
+    std::vector<planner::WeightReplan> PlanDrifted(const formats::WeightSource& now) override {
+      control_->plan_gate.Pass();
+      class Failing final : public formats::WeightSource {
+        bool Has(const std::string&) const override { return true; }
+        absl::Status Read(const std::string&, Tensor&) const override {
+          return absl::ResourceExhaustedError("no memory, as asked for");
+        }
+      };
+      return control_->plans_fail ? inner_->PlanDrifted(Failing()) : inner_->PlanDrifted(now);
     }
 
    private:
