@@ -33,7 +33,7 @@ absl::StatusOr<Delta> ReadDelta(const std::string& path, const Args& args) {
   const auto head = updates::DeltaFile::Open(delta.source);
   if (!head.ok()) return head.status();
   delta.model = args.String("model", head->manifest().model);
-  const updates::Digest& weights = head->manifest().target.weights;
+  const updates::Digest& weights = head->manifest().target_weights;
   delta.weights.assign(weights.begin(), weights.end());
   updates::Sha256 sha;
   std::string piece;

@@ -39,14 +39,14 @@ void PrintHead(const DeltaFile& delta) {
     signers.push_back(updates::Hex(signature.key));
   std::cout << absl::StrFormat(
       "model       %s\nversion     %d to %d, sequence %d\ncreated     %s\nexpires     %s\n"
-      "signed by   %s\nbase        weights %s  files %s\ntarget      weights %s  files %s\n"
+      "signed by   %s\nbase        weights %s\ntarget      weights %s\nfiles       %s\n"
       "size        %s: head %s, rest %s\nchanges     %d values, %d dropped, %d grown, %d signs of "
       "zeros\nnon-zeros   %d to %d%s\n",
       formats::Shown(m.model), m.base_version, m.target_version, m.sequence,
       TimeText(m.created_seconds), TimeText(m.expires_seconds),
-      signers.empty() ? "nobody" : absl::StrJoin(signers, ", "), updates::ShortHex(m.base.weights),
-      updates::ShortHex(m.base.files), updates::ShortHex(m.target.weights),
-      updates::ShortHex(m.target.files), SizeText(static_cast<double>(delta.size())),
+      signers.empty() ? "nobody" : absl::StrJoin(signers, ", "), updates::ShortHex(m.base_weights),
+      updates::ShortHex(m.target_weights), updates::ShortHex(m.files),
+      SizeText(static_cast<double>(delta.size())),
       SizeText(static_cast<double>(delta.head_bytes())),
       m.rest_frame_bytes == 0 ? "as the base" : SizeText(static_cast<double>(m.rest_frame_bytes)),
       CountOf(counts, EventKind::kChange), CountOf(counts, EventKind::kDrop),
@@ -73,7 +73,7 @@ void PrintTable(const DeltaFile& delta, const std::vector<uint64_t>& bytes) {
 void PrintJson(const DeltaFile& delta, const std::vector<uint64_t>& bytes) {
   const Manifest& m = delta.manifest();
   JsonWriter json;
-  const auto digest = [&](const char* key, const updates::Digest& value) {
+  const auto digest = [&](const char* key, absl::Span<const uint8_t> value) {
     json.Key(key).String(updates::Hex(value));
   };
   const auto counts = [&](const updates::EventCounts& of) {
@@ -90,11 +90,9 @@ void PrintJson(const DeltaFile& delta, const std::vector<uint64_t>& bytes) {
   for (const updates::Signature& signature : delta.signatures())
     json.String(updates::Hex(signature.key));
   json.EndArray();
-  digest("base_weights", m.base.weights);
-  digest("base_files", m.base.files);
-  digest("target_weights", m.target.weights);
-  digest("target_files", m.target.files);
-  digest("architecture", m.architecture);
+  digest("base_weights", m.base_weights);
+  digest("target_weights", m.target_weights);
+  digest("files", m.files);
   json.Key("schema_changes").Bool(m.schema_changes);
   json.Key("base_nonzeros").Int(m.base_nonzeros).Key("target_nonzeros").Int(m.target_nonzeros);
   json.Key("bytes").Uint(delta.size()).Key("head_bytes").Uint(delta.head_bytes());
@@ -162,7 +160,7 @@ absl::Status RunVerify(const Args& args) {
   std::cout << "expires: " << TimeText(delta->manifest().expires_seconds) << "\n";
   if (auto status = delta->CheckBody(); !status.ok()) return status;
   if (const auto records = delta->Records(); !records.ok()) return records.status();
-  std::cout << "body: as the manifest says\n";
+  std::cout << "body: in order\n";
   return args.Has("base") ? CheckAgainst(*delta, args) : absl::OkStatus();
 }
 

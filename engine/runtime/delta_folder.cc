@@ -43,7 +43,7 @@ DeltaFolder::File DeltaFolder::Read(const std::string& folder, const std::string
   if (!delta.ok()) return file;
   file.sequence = delta->manifest().sequence;
   file.target = delta->manifest().target_version;
-  file.target_weights = delta->manifest().target.weights;
+  file.target_weights = delta->manifest().target_weights;
   return file;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <future>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -16,6 +17,7 @@
 #include "engine/updates/create_delta.h"
 #include "engine/updates/journal.h"
 #include "engine/updates/nonzero_bits.h"
+#include "engine/updates/weight_digest.h"
 #include "engine/updates/zstd.h"
 
 namespace espalier::updates {
@@ -136,16 +138,14 @@ absl::StatusOr<std::string> TargetSkeleton(const Checkpoint& base, const DeltaFi
   return is;
 }
 
-absl::Status CheckBaseFiles(const Checkpoint& base, const DeltaFile& delta, int threads) {
-  const auto digest = base.FilesDigest(threads);
+absl::Status CheckBaseWeights(const Checkpoint& base, const DeltaFile& delta, int threads) {
+  const auto digest = DigestOf(base, threads);
   if (!digest.ok()) return digest.status();
-  const Manifest& manifest = delta.manifest();
-  if (*digest == manifest.base.files) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(formats::Quoted(base.path(), formats::kShownPathBytes), " has the digest ",
-                   ShortHex(*digest), "…, the delta is made for ", ShortHex(manifest.base.files),
-                   "… (version ", manifest.base_version, ")",
-                   *digest == manifest.target.files ? ": it has been applied already" : ""));
+  const auto status = CheckBase(delta.manifest(), *digest);
+  if (status.ok()) return status;
+  return absl::Status(
+      status.code(),
+      absl::StrCat(formats::Quoted(base.path(), formats::kShownPathBytes), ": ", status.message()));
 }
 
 // Refuses transposes that would take more memory than a tensor may.
@@ -166,7 +166,10 @@ absl::Status CheckHoles(const std::vector<SkeletonFile>& files, const Checkpoint
 absl::Status ApplyDelta(const Checkpoint& base, const DeltaFile& delta, const std::string& out,
                         const ApplyOptions& options) {
   if (auto status = delta.CheckBody(); !status.ok()) return status;
-  if (auto status = CheckBaseFiles(base, delta, options.threads); !status.ok()) return status;
+  if (auto status = CheckBaseWeights(base, delta, options.threads); !status.ok()) return status;
+  // Hashed beside the work: files with the right weights are the right ones as a rule.
+  auto base_files =
+      std::async(std::launch::async, [&] { return base.FilesDigest(options.threads); });
   const auto weights = PatchedReader::Create(delta, base);
   if (!weights.ok()) return weights.status();
   const auto skeleton = TargetSkeleton(base, delta);
@@ -203,11 +206,15 @@ absl::Status ApplyDelta(const Checkpoint& base, const DeltaFile& delta, const st
       return status;
     }
   }
+  const auto base_digest = base_files.get();
+  if (!base_digest.ok()) return base_digest.status();
   const Digest digest = JoinFileDigests(digests, single);
-  if (digest != delta.manifest().target.files) {
-    return absl::InvalidArgumentError(absl::StrCat("the delta leads to files with the digest ",
-                                                   ShortHex(digest), "…, its manifest promises ",
-                                                   ShortHex(delta.manifest().target.files), "…"));
+  if (JoinEnds(*base_digest, digest) != delta.manifest().files) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("files with the digest ", ShortHex(*base_digest),
+                     "… became files with the digest ", ShortHex(digest),
+                     "…, the delta promises others: its base has these weights, but is not made "
+                     "of these files, or the delta was damaged"));
   }
   return single ? written_files[0].CommitNew() : folder->Commit();
 }

@@ -73,4 +73,10 @@ absl::Status ByteReader::End(absl::string_view what) const {
   return Malformed(what, absl::StrCat("expected the end, got ", rest_.size(), " more bytes"));
 }
 
+uint8_t FieldReader::Byte(absl::string_view what, uint8_t most) {
+  const uint8_t byte = Take(reader_.Byte(what));
+  if (byte > most) Fail(absl::StrCat(what, " ", byte, ", expected 0 to ", most));
+  return byte;
+}
+
 }  // namespace espalier::updates

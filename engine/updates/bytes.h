@@ -6,9 +6,11 @@
 // Errors   InvalidArgument, naming what was read and the byte offset inside this part of the file.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -64,6 +66,55 @@ class ByteReader {
 
   const char* begin_;
   absl::string_view rest_;
+};
+
+// Reads fields one after the other. After the first failure, which status() has, all that follow read
+// as nothing. Borrows `reader`.
+class FieldReader {
+ public:
+  static constexpr uint64_t kMostCounted = uint64_t{1} << 62;
+
+  explicit FieldReader(ByteReader& reader) : reader_(reader) {}
+
+  uint64_t Varint(absl::string_view what, uint64_t most = kMostCounted) {
+    return Take(reader_.Varint(what, most));
+  }
+  int64_t Count(absl::string_view what, uint64_t most = kMostCounted) {
+    return static_cast<int64_t>(Varint(what, most));
+  }
+  uint8_t Byte(absl::string_view what, uint8_t most = 255);
+  bool Flag(absl::string_view what) { return Byte(what, 1) != 0; }
+  uint64_t LittleEndian(absl::string_view what, int bytes) {
+    return Take(reader_.LittleEndian(what, bytes));
+  }
+  absl::string_view Raw(absl::string_view what, uint64_t bytes) {
+    return Take(reader_.Raw(what, bytes));
+  }
+  std::string Text(absl::string_view what, uint64_t most) {
+    return std::string(Take(reader_.Text(what, most)));
+  }
+  template <size_t kBytes>
+  std::array<uint8_t, kBytes> Bytes(absl::string_view what) {
+    std::array<uint8_t, kBytes> bytes{};
+    const absl::string_view raw = Raw(what, kBytes);
+    std::copy(raw.begin(), raw.end(), bytes.begin());
+    return bytes;
+  }
+  // What something else read from the same reader, or its failure.
+  template <typename T>
+  T Take(absl::StatusOr<T> value) {
+    status_.Update(value.status());
+    return status_.ok() ? *std::move(value) : T();
+  }
+  void Fail(absl::string_view problem) { status_.Update(absl::InvalidArgumentError(problem)); }
+  void End(absl::string_view what) { status_.Update(reader_.End(what)); }
+  ByteReader& reader() { return reader_; }
+  const absl::Status& status() const { return status_; }
+  bool ok() const { return status_.ok(); }
+
+ private:
+  ByteReader& reader_;
+  absl::Status status_;
 };
 
 }  // namespace espalier::updates

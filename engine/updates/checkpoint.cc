@@ -177,19 +177,6 @@ int64_t Checkpoint::weight_bytes() const {
   return bytes;
 }
 
-Digest Checkpoint::architecture() const {
-  ByteWriter out;
-  out.Varint(tensors_.size());
-  for (const TensorInfo& tensor : tensors_) {
-    out.Text(tensor.name);
-    out.Text(tensor.dtype);
-    out.Varint(tensor.dims.size());
-    for (const int64_t dim : tensor.dims) out.Varint(static_cast<uint64_t>(dim));
-  }
-  out.Raw(layout_.architecture);
-  return Sha256Of(out.bytes());
-}
-
 absl::StatusOr<Digest> Checkpoint::FilesDigest(int threads) const {
   std::vector<FileDigest> files(layout_.files.size());
   std::atomic<size_t> next = 0;

@@ -41,7 +41,6 @@ class Checkpoint final : public TensorReader {
   bool is_single_file() const { return format_ != Format::kFolder && layout_.files.size() == 1; }
   const formats::WeightLayout& layout() const { return layout_; }
   int64_t weight_bytes() const;
-  Digest architecture() const;
 
   // Every byte: SHA-256 over number of files and, ascending by name, name, size and SHA-256 of each;
   // of a single file over its bytes alone. InvalidArgument when a file changed since it was opened.

@@ -15,6 +15,7 @@
 
 #include "engine/updates/elements.h"
 #include "engine/updates/mixing.h"
+#include "engine/updates/segment_codec.h"
 #include "engine/updates/step_model.h"
 
 namespace espalier::updates {
@@ -27,11 +28,33 @@ struct CountedOptions {
   bool rows = false;     // for each row a bit tells whether it has a change
   bool past = false;     // a change is predicted by those just before it as well
 
-  static CountedOptions FromBits(uint64_t bits) {
+  static constexpr CountedOptions FromBits(uint64_t bits) {
     return {.repeats = (bits & 1) != 0, .rows = (bits & 2) != 0, .past = (bits & 4) != 0};
   }
-  uint64_t bits() const { return uint64_t{repeats} | uint64_t{rows} << 1 | uint64_t{past} << 2; }
+  constexpr uint64_t bits() const {
+    return uint64_t{repeats} | uint64_t{rows} << 1 | uint64_t{past} << 2;
+  }
 };
+
+// How a list tells its mode: kCounted with its options, kThreshold behind those.
+inline constexpr int kCountedCode = static_cast<int>(Mode::kCounted);
+inline constexpr int kThresholdCode =
+    kCountedCode + static_cast<int>(CountedOptions::kMostBits) + 1;
+
+constexpr uint8_t CodeOf(Mode mode, const CountedOptions& options) {
+  if (mode == Mode::kThreshold) return kThresholdCode;
+  return static_cast<uint8_t>(static_cast<int>(mode) +
+                              (mode == Mode::kCounted ? static_cast<int>(options.bits()) : 0));
+}
+// False for a code that no list has.
+constexpr bool ReadCode(int code, Mode& mode, CountedOptions& options) {
+  if (code > kThresholdCode) return false;
+  mode =
+      code == kThresholdCode ? Mode::kThreshold : static_cast<Mode>(std::min(code, kCountedCode));
+  if (mode == Mode::kCounted)
+    options = CountedOptions::FromBits(static_cast<uint64_t>(code - kCountedCode));
+  return true;
+}
 
 template <typename Element>
 class CountedChanges {

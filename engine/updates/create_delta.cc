@@ -169,7 +169,6 @@ absl::StatusOr<Manifest> CreateDelta(const Checkpoint& before, const Checkpoint&
   manifest.sequence = options.sequence;
   manifest.created_seconds = options.created_seconds;
   manifest.expires_seconds = options.expires_seconds;
-  manifest.architecture = before.architecture();
   manifest.schema_changes = match->schema_changes;
 
   TensorMap own(before.tensors().size());
@@ -194,7 +193,7 @@ absl::StatusOr<Manifest> CreateDelta(const Checkpoint& before, const Checkpoint&
   const auto encoded = EncodeWeights(
       before, after, match->to_new,
       [&](size_t tensor, int64_t segment, absl::string_view record) {
-        return writer->AddRecord(tensor, segment, record);
+        return writer->AddRecord({tensor, segment}, record);
       },
       options.weights);
   hashing.join();
@@ -202,8 +201,9 @@ absl::StatusOr<Manifest> CreateDelta(const Checkpoint& before, const Checkpoint&
   for (const auto& digest : files) {
     if (!digest.ok()) return digest.status();
   }
-  manifest.base = {encoded->base, *files[0]};
-  manifest.target = {encoded->target, *files[1]};
+  manifest.base_weights = HalfOf(encoded->base);
+  manifest.target_weights = encoded->target;
+  manifest.files = JoinEnds(*files[0], *files[1]);
   manifest.base_nonzeros = encoded->base_nonzeros;
   manifest.target_nonzeros = encoded->target_nonzeros;
   manifest.tensors = encoded->tensors;

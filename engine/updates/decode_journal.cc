@@ -189,8 +189,8 @@ absl::Status Decoder::Do(Item& item, Scratch& scratch) const {
   if (item.record) {
     const auto record = delta_.Read(*item.record);
     if (!record.ok()) return record.status();
-    const auto status =
-        DecodeSegment(tensor.kind(), scratch.segment, *record, item.edits, item.found);
+    const auto status = DecodeSegment(tensor.kind(), scratch.segment, *record,
+                                      delta_.FormOf(item.record->tensor), item.edits, item.found);
     if (!status.ok()) return InTensor(tensor, item.segment, status);
   }
   if (blocks_ == nullptr) return absl::OkStatus();

@@ -146,6 +146,7 @@ class WeightEncoder {
       if (!status.ok()) return status;
       EncodeOptions encode = options_.encode;
       encode.row_elements = tensor.row_elements();
+      encode.counts_are_known = TableTellsCounts(tensor);
       auto record = EncodeSegment(tensor.kind(), buffers.before.data(), buffers.after.data(), count,
                                   encoded.counts, encode);
       if (!record.ok()) return record.status();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "engine/formats/names.h"
@@ -15,8 +16,9 @@ constexpr absl::string_view kMagic(
     "\x93"
     "ESPD\r\n\n",
     8);
-constexpr uint64_t kFixedBytes = 8 + 2 + 4;  // magic, version, size of the manifest
-constexpr uint64_t kSignatureBytes = 16 + 64;
+constexpr uint64_t kVersionEnd = 8 + 2;  // behind magic and version
+constexpr uint64_t kMaxFixedBytes = kVersionEnd + 10;
+constexpr uint64_t kSizeBytes1 = 4;  // of the manifest's size, in format 1
 constexpr uint64_t kMaxRecordHeadBytes = 10 + 10 + 10;
 constexpr uint64_t kChunkBytes = 1 << 20;
 
@@ -42,20 +44,24 @@ absl::StatusOr<std::string> ReadBytes(const ByteSource& source, uint64_t offset,
   return result;
 }
 
-absl::StatusOr<std::vector<Signature>> ReadSignatures(const ByteSource& source, uint64_t& offset) {
+absl::StatusOr<std::vector<Signature>> ReadSignatures(const ByteSource& source,
+                                                      uint16_t format_version, uint64_t& offset) {
   const auto head = ReadBytes(source, offset, 1, "the signatures");
   if (!head.ok()) return head.status();
   const auto count = static_cast<uint8_t>((*head)[0]);
   if (count > kMaxSignatures) {
     return Invalid(source, absl::StrCat(count, " signatures, expected at most ", kMaxSignatures));
   }
-  const auto bytes = ReadBytes(source, offset + 1, count * kSignatureBytes, "the signatures");
-  if (!bytes.ok()) return bytes.status();
   std::vector<Signature> signatures(count);
+  // Format 1 has all of a key's id.
+  const size_t key_bytes = format_version == 1 ? sizeof(KeyId) : sizeof(KeyTag);
+  const uint64_t each = key_bytes + sizeof(Signature::bytes);
+  const auto bytes = ReadBytes(source, offset + 1, count * each, "the signatures");
+  if (!bytes.ok()) return bytes.status();
   for (size_t i = 0; i < count; ++i) {
-    const char* from = bytes->data() + i * kSignatureBytes;
-    std::copy_n(from, 16, signatures[i].key.begin());
-    std::copy_n(from + 16, 64, signatures[i].bytes.begin());
+    const char* from = bytes->data() + i * each;
+    std::copy_n(from, signatures[i].key.size(), signatures[i].key.begin());
+    std::copy_n(from + key_bytes, signatures[i].bytes.size(), signatures[i].bytes.begin());
     for (size_t j = 0; j < i; ++j) {
       if (signatures[j].key == signatures[i].key)
         return Invalid(source, absl::StrCat("two signatures by key ", Hex(signatures[i].key)));
@@ -75,32 +81,37 @@ bool LooksLikeDelta(absl::string_view head) { return head.substr(0, kMagic.size(
 
 absl::StatusOr<DeltaFile> DeltaFile::Open(std::shared_ptr<const ByteSource> source) {
   const auto fixed =
-      ReadBytes(*source, 0, std::min(kFixedBytes, source->size()), "the head of a delta");
+      ReadBytes(*source, 0, std::min(kMaxFixedBytes, source->size()), "the head of a delta");
   if (!fixed.ok()) return fixed.status();
   if (!LooksLikeDelta(*fixed)) return Invalid(*source, "is no delta: it does not begin as one");
-  if (fixed->size() < kFixedBytes) return Invalid(*source, "ends inside the head");
-  ByteReader reader(absl::string_view(*fixed).substr(kMagic.size()));
-  const uint64_t version = *reader.LittleEndian("version", 2);
-  const uint64_t manifest_bytes = *reader.LittleEndian("size of the manifest", 4);
-  if (version != kFormatVersion) {
-    const std::string message =
-        absl::StrCat("has format version ", version, ", this build reads ", kFormatVersion);
-    return Named(*source, version > kFormatVersion ? absl::UnimplementedError(message)
-                                                   : absl::InvalidArgumentError(message));
+  if (fixed->size() < kVersionEnd) return Invalid(*source, "ends inside the head");
+  ByteReader reader(*fixed);
+  (void)reader.Raw("magic", kMagic.size());
+  DeltaFile delta;
+  delta.format_version_ = static_cast<uint16_t>(*reader.LittleEndian("version", 2));
+  if (delta.format_version_ > kFormatVersion || delta.format_version_ == 0) {
+    const std::string message = absl::StrCat("has format version ", delta.format_version_,
+                                             ", this build reads 1 to ", kFormatVersion);
+    return Named(*source, delta.format_version_ != 0 ? absl::UnimplementedError(message)
+                                                     : absl::InvalidArgumentError(message));
   }
-  if (manifest_bytes > kMaxManifestBytes) {
-    return Invalid(*source, absl::StrCat("has a manifest of ", manifest_bytes,
+  const auto manifest_bytes = delta.format_version_ == 1
+                                  ? reader.LittleEndian("size of the manifest", kSizeBytes1)
+                                  : reader.Varint("size of the manifest", UINT64_MAX);
+  if (!manifest_bytes.ok()) return Named(*source, manifest_bytes.status());
+  if (*manifest_bytes > kMaxManifestBytes) {
+    return Invalid(*source, absl::StrCat("has a manifest of ", *manifest_bytes,
                                          " bytes, expected at most ", kMaxManifestBytes));
   }
-  auto head = ReadBytes(*source, 0, kFixedBytes + manifest_bytes, "the manifest");
+  const uint64_t begin = reader.offset();
+  auto head = ReadBytes(*source, 0, begin + *manifest_bytes, "the manifest");
   if (!head.ok()) return head.status();
-  DeltaFile delta;
-  auto manifest = ParseManifest(absl::string_view(*head).substr(kFixedBytes));
+  auto manifest = ParseManifest(absl::string_view(*head).substr(begin), delta.format_version_);
   if (!manifest.ok()) return Named(*source, manifest.status());
   delta.manifest_ = *std::move(manifest);
   delta.signed_bytes_ = *std::move(head);
   uint64_t offset = delta.signed_bytes_.size();
-  auto signatures = ReadSignatures(*source, offset);
+  auto signatures = ReadSignatures(*source, delta.format_version_, offset);
   if (!signatures.ok()) return signatures.status();
   delta.signatures_ = *std::move(signatures);
   if (source->size() - offset != delta.manifest_.body_bytes) {
@@ -112,12 +123,18 @@ absl::StatusOr<DeltaFile> DeltaFile::Open(std::shared_ptr<const ByteSource> sour
 }
 
 absl::StatusOr<std::vector<KeyId>> DeltaFile::CheckSigned(const TrustPolicy& policy) const {
-  auto signers = CheckSignatures(signed_bytes_, signatures_, policy);
+  std::string message = signed_bytes_;
+  if (!manifest_.body) {
+    const auto body = BodyDigest();
+    if (!body.ok()) return body.status();
+    message.append(body->begin(), body->end());
+  }
+  auto signers = CheckSignatures(message, signatures_, policy);
   if (!signers.ok()) return Named(*source_, signers.status());
   return signers;
 }
 
-absl::Status DeltaFile::CheckBody() const {
+absl::StatusOr<Digest> DeltaFile::BodyDigest() const {
   Sha256 sha;
   std::string chunk;
   for (uint64_t offset = head_bytes(); offset < size(); offset += kChunkBytes) {
@@ -126,48 +143,79 @@ absl::Status DeltaFile::CheckBody() const {
       return status;
     sha.Update(chunk);
   }
-  const Digest digest = sha.Finish();
-  if (digest == manifest_.body) return absl::OkStatus();
-  return Invalid(*source_,
-                 absl::StrCat("its body has the digest ", ShortHex(digest), "…, the manifest says ",
-                              ShortHex(manifest_.body), "…: it was damaged or changed"));
+  return sha.Finish();
 }
+
+absl::Status DeltaFile::CheckBody() const {
+  if (!manifest_.body) return absl::OkStatus();
+  const auto digest = BodyDigest();
+  if (!digest.ok()) return digest.status();
+  if (*digest == *manifest_.body) return absl::OkStatus();
+  return Invalid(
+      *source_, absl::StrCat("its body has the digest ", ShortHex(*digest), "…, the manifest says ",
+                             ShortHex(*manifest_.body), "…: it was damaged or changed"));
+}
+
+namespace {
+
+// Where a record is for, and its bytes; in format 1 the place as it is, later as a step from the one before.
+absl::StatusOr<RecordRef> ReadRecordHead(ByteReader& reader, uint16_t format_version,
+                                         const std::optional<RecordPlace>& before) {
+  FieldReader fields(reader);
+  RecordRef record{};
+  if (format_version == 1) {
+    record.tensor = fields.Varint("tensor of a record", kMaxTensors);
+    record.segment = fields.Count("segment of a record");
+    record.bytes = fields.Varint("size of a record", kMaxRecordBytes);
+  } else {
+    const uint64_t size = fields.Varint("size of a record", 2 * kMaxRecordBytes + 1);
+    const int64_t step = size % 2 != 0 ? fields.Count("segment of a record") : 0;
+    if (size % 2 != 0 && step == 0) fields.Fail("a place of a record that is told by no flag");
+    const bool again = size % 2 != 0 && step % 2 != 0;
+    if (again && !before) fields.Fail("the first record goes on with a tensor");
+    record.tensor = !before ? 0 : before->tensor + (again ? 0 : 1);
+    record.segment = again && before ? before->segment + 1 + step / 2 : step / 2;
+    record.bytes = size / 2;
+  }
+  if (!fields.ok()) return fields.status();
+  return record;
+}
+
+}  // namespace
 
 absl::StatusOr<std::vector<RecordRef>> DeltaFile::Records() const {
   std::vector<RecordRef> records;
+  std::optional<RecordPlace> before;
   uint64_t offset = head_bytes() + manifest_.rest_frame_bytes;
   while (offset < size()) {
     const auto head =
         ReadBytes(*source_, offset, std::min(kMaxRecordHeadBytes, size() - offset), "a record");
     if (!head.ok()) return head.status();
     ByteReader reader(*head);
-    const auto tensor = reader.Varint("tensor of a record", kMaxTensors);
-    if (!tensor.ok()) return Named(*source_, tensor.status());
-    const auto segment = reader.Varint("segment of a record", UINT64_MAX >> 2);
-    if (!segment.ok()) return Named(*source_, segment.status());
-    const auto bytes = reader.Varint("size of a record", kMaxRecordBytes);
-    if (!bytes.ok()) return Named(*source_, bytes.status());
+    auto record = ReadRecordHead(reader, format_version_, before);
+    if (!record.ok()) return Named(*source_, record.status());
     offset += reader.offset();
-    const RecordRef record{*tensor, static_cast<int64_t>(*segment), offset, *bytes};
-    if (record.tensor >= manifest_.tensors.size() ||
-        record.segment >= SegmentsOf(manifest_.tensors[record.tensor].tensor)) {
+    record->offset = offset;
+    const RecordPlace place{record->tensor, record->segment};
+    if (place.tensor >= manifest_.tensors.size() ||
+        place.segment >= SegmentsOf(manifest_.tensors[place.tensor].tensor)) {
       return Invalid(*source_,
-                     absl::StrCat("a record is for segment ", record.segment, " of tensor ",
-                                  record.tensor, ", which the manifest has not"));
+                     absl::StrCat("a record is for segment ", place.segment, " of tensor ",
+                                  place.tensor, ", which the manifest has not"));
     }
-    const size_t expected = records.empty() ? 0 : records.back().tensor;
-    const bool again = !records.empty() && record.tensor == records.back().tensor;
-    const bool next = record.tensor == (records.empty() ? 0 : expected + 1);
-    if (again ? record.segment <= records.back().segment : !next) {
-      return Invalid(*source_, absl::StrCat("segment ", record.segment, " of tensor ",
-                                            record.tensor, " is not in order"));
+    const size_t next = before ? before->tensor + 1 : 0;
+    if (before && place.tensor == before->tensor ? place.segment <= before->segment
+                                                 : place.tensor != next) {
+      return Invalid(*source_, absl::StrCat("segment ", place.segment, " of tensor ", place.tensor,
+                                            " is not in order"));
     }
-    if (record.bytes > size() - offset)
-      return Invalid(*source_, absl::StrCat("ends inside a record of ", record.bytes, " bytes"));
-    offset += record.bytes;
-    records.push_back(record);
+    if (record->bytes > size() - offset)
+      return Invalid(*source_, absl::StrCat("ends inside a record of ", record->bytes, " bytes"));
+    offset += record->bytes;
+    before = place;
+    records.push_back(*record);
   }
-  const size_t present = records.empty() ? 0 : records.back().tensor + 1;
+  const size_t present = before ? before->tensor + 1 : 0;
   if (present != manifest_.tensors.size()) {
     return Invalid(*source_, absl::StrCat("holds records of ", present, " tensors, expected ",
                                           manifest_.tensors.size()));
@@ -177,6 +225,13 @@ absl::StatusOr<std::vector<RecordRef>> DeltaFile::Records() const {
 
 absl::StatusOr<std::string> DeltaFile::Read(const RecordRef& record) const {
   return ReadBytes(*source_, record.offset, record.bytes, "a record");
+}
+
+RecordForm DeltaFile::FormOf(size_t tensor) const {
+  const TensorDelta& delta = manifest_.tensors[tensor];
+  RecordForm form{.format_version = format_version_, .row_elements = delta.tensor.row_elements()};
+  if (TableTellsCounts(delta.tensor)) form.counts = delta.counts;
+  return form;
 }
 
 absl::StatusOr<std::string> DeltaFile::RestFrame() const {
@@ -200,36 +255,40 @@ absl::Status CheckSigners(const std::vector<PrivateKey>& keys) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> SerializeHead(const Manifest& manifest,
+absl::StatusOr<std::string> SerializeHead(absl::string_view manifest, const Digest& body,
                                           const std::vector<PrivateKey>& keys) {
-  const auto bytes = SerializeManifest(manifest);
-  if (!bytes.ok()) return bytes.status();
-  if (bytes->size() > kMaxManifestBytes || keys.size() > kMaxSignatures) {
-    return absl::ResourceExhaustedError(absl::StrCat("a manifest of ", bytes->size(), " bytes and ",
-                                                     keys.size(), " signatures, the limits are ",
-                                                     kMaxManifestBytes, " and ", kMaxSignatures));
+  if (manifest.size() > kMaxManifestBytes || keys.size() > kMaxSignatures) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("a manifest of ", manifest.size(), " bytes and ", keys.size(),
+                     " signatures, the limits are ", kMaxManifestBytes, " and ", kMaxSignatures));
   }
   ByteWriter head;
   head.Raw(kMagic);
   head.LittleEndian(kFormatVersion, 2);
-  head.LittleEndian(bytes->size(), 4);
-  head.Raw(*bytes);
-  std::string result = head.Take();
+  head.Text(manifest);
+  const std::string message = absl::StrCat(
+      head.bytes(), absl::string_view(reinterpret_cast<const char*>(body.data()), body.size()));
   std::string signatures(1, static_cast<char>(keys.size()));
   for (const PrivateKey& key : keys) {
-    const auto signature = key.Sign(result);
+    const auto signature = key.Sign(message);
     if (!signature.ok()) return signature.status();
     signatures.append(signature->key.begin(), signature->key.end());
     signatures.append(signature->bytes.begin(), signature->bytes.end());
   }
-  return result + signatures;
+  return head.Take() + signatures;
 }
 
-std::string SerializeRecord(size_t tensor, int64_t segment, absl::string_view record) {
+// An odd size is followed by where to: odd again, so many segments on; even, that segment of the next
+// tensor, whose first one it is as a rule.
+std::string SerializeRecord(const std::optional<RecordPlace>& before, const RecordPlace& place,
+                            absl::string_view record) {
+  const bool again = before && before->tensor == place.tensor;
+  const auto step = static_cast<uint64_t>(again ? 2 * (place.segment - before->segment - 1) + 1
+                                                : 2 * place.segment);
   ByteWriter out;
-  out.Varint(tensor);
-  out.Varint(static_cast<uint64_t>(segment));
-  out.Text(record);
+  out.Varint(2 * record.size() + (step != 0 ? 1 : 0));
+  if (step != 0) out.Varint(step);
+  out.Raw(record);
   return out.Take();
 }
 
@@ -256,20 +315,19 @@ absl::Status DeltaWriter::AddRest(absl::string_view frame, uint64_t bytes) {
   return Append(frame);
 }
 
-absl::Status DeltaWriter::AddRecord(size_t tensor, int64_t segment, absl::string_view record) {
-  return Append(SerializeRecord(tensor, segment, record));
+absl::Status DeltaWriter::AddRecord(const RecordPlace& place, absl::string_view record) {
+  return Append(SerializeRecord(std::exchange(last_, place), place, record));
 }
 
 absl::Status DeltaWriter::Finish(Manifest manifest, const std::vector<PrivateKey>& keys) {
   manifest.rest_bytes = rest_bytes_;
   manifest.rest_frame_bytes = rest_frame_bytes_;
   manifest.body_bytes = body_->size();
-  manifest.body = sha_->Finish();
   if (auto status = CheckSigners(keys); !status.ok()) return status;
   const auto written = SerializeManifest(manifest);
   if (!written.ok()) return written.status();
-  if (const auto read = ParseManifest(*written); !read.ok()) return read.status();
-  const auto head = SerializeHead(manifest, keys);
+  if (const auto read = ParseManifest(*written, kFormatVersion); !read.ok()) return read.status();
+  const auto head = SerializeHead(*written, sha_->Finish(), keys);
   if (!head.ok()) return head.status();
   if (auto status = file_->Append(*head); !status.ok()) return status;
   std::string chunk;

@@ -88,6 +88,13 @@ using Float16Element = FloatElement<uint16_t, 10>;
 using BFloat16Element = FloatElement<uint16_t, 7>;
 using Float32Element = FloatElement<uint32_t, 23>;
 
+// Of a non-zero: how far its order is from 0.
+template <typename Element>
+constexpr uint64_t MagnitudeOf(typename Element::Bits bits) {
+  const int64_t order = Element::OrderOf(bits);
+  return static_cast<uint64_t>(order < 0 ? -order : order);
+}
+
 // Calls `visit` with a value of the element type of `kind`.
 template <typename Visit>
 auto VisitElement(ElementKind kind, Visit visit) {

@@ -96,6 +96,18 @@ struct DropModel {
   bool Decode(RangeDecoder& coder, bool old_negative) { return coder.Bit(negative[old_negative]); }
 };
 
+// Which of the magnitudes from `low` on, below `high`, drop: the larger the rarer.
+class ThresholdModel {
+ public:
+  ThresholdModel(uint64_t low, uint64_t high) : low_(low), width_(high - low) {}
+  AdaptiveBit& Between(uint64_t magnitude) { return drops_[(magnitude - low_) * kParts / width_]; }
+
+ private:
+  static constexpr uint64_t kParts = 16;
+  uint64_t low_, width_;
+  AdaptiveBit drops_[kParts];
+};
+
 // A grown value: sign, exponent by a tree, the high seven bits of the mantissa by a tree for each
 // exponent, the rest as it is.
 template <typename Element>

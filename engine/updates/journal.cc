@@ -72,11 +72,11 @@ absl::Status JournalCollector::Append(size_t tensor, absl::Span<const JournalEnt
 }
 
 absl::Status CheckBase(const Manifest& manifest, const Digest& weights) {
-  if (manifest.base.weights == weights) return absl::OkStatus();
+  if (manifest.base_weights == HalfOf(weights)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
-      "the delta is made for weights with the digest ", ShortHex(manifest.base.weights),
+      "the delta is made for weights with the digest ", ShortHex(manifest.base_weights),
       "… (version ", manifest.base_version, "), these have ", ShortHex(weights), "…",
-      manifest.target.weights == weights ? ": it has been applied already" : ""));
+      manifest.target_weights == weights ? ": it has been applied already" : ""));
 }
 
 absl::StatusOr<std::vector<size_t>> MatchTensors(const Manifest& manifest,
@@ -147,7 +147,7 @@ absl::Status PatchedReader::ReadSegment(size_t tensor, int64_t segment,
   std::vector<Edit> edits;
   EventCounts counts;
   status = DecodeSegment(info.kind(), PackedSegment(info.kind(), elements.data(), count), *bytes,
-                         edits, counts);
+                         delta_->FormOf(record->tensor), edits, counts);
   if (!status.ok()) return InTensor(info, segment, status);
   const auto size = static_cast<size_t>(SizeOf(info.kind()));
   for (const Edit& edit : edits)
@@ -173,10 +173,10 @@ absl::Status PatchedReader::Read(size_t tensor, int64_t first, int64_t count, vo
 }
 
 absl::Status CheckPromise(const Manifest& manifest, const Digest& weights) {
-  if (manifest.schema_changes || weights == manifest.target.weights) return absl::OkStatus();
+  if (manifest.schema_changes || weights == manifest.target_weights) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("the delta leads to weights with the digest ",
                                                  ShortHex(weights), "…, its manifest promises ",
-                                                 ShortHex(manifest.target.weights), "…"));
+                                                 ShortHex(manifest.target_weights), "…"));
 }
 
 absl::Status CheckTarget(const DeltaFile& delta, const TensorReader& base, int threads) {

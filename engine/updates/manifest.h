@@ -1,10 +1,10 @@
 // manifest.h — what a delta is: for which model, from which bytes to which, until when, how much.
 //
-// The signatures cover it, and it covers everything else: the body by its size and digest, both
-// ends by their digests. FORMAT.md has the bytes.
+// The signatures cover it and the body, and it binds both ends by their digests. FORMAT.md has the bytes.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,12 +20,6 @@ inline constexpr size_t kMaxModelNameBytes = 256;
 inline constexpr uint64_t kMaxManifestBytes = 256 << 20;
 inline constexpr uint64_t kMaxRestBytes = uint64_t{1} << 30;
 
-struct EndDigests {
-  Digest weights{};  // the logical weights: weight_digest.h
-  Digest files{};    // every byte of the file or folder: SHA-256 over names, sizes and SHA-256s
-  bool operator==(const EndDigests&) const = default;
-};
-
 // A tensor that the delta changes.
 struct TensorDelta {
   TensorInfo tensor;  // as the base has it
@@ -33,30 +27,43 @@ struct TensorDelta {
   bool operator==(const TensorDelta&) const = default;
 };
 
+// Of a tensor of one segment: its record leaves out what its counts are.
+inline bool TableTellsCounts(const TensorInfo& tensor) {
+  return tensor.elements() <= kSegmentElements;
+}
+
 struct Manifest {
   std::string model;
   int64_t base_version = 0, target_version = 0;
   int64_t sequence = 0;         // rises with every delta that a publisher makes for a model
   int64_t created_seconds = 0;  // since 1970
   int64_t expires_seconds = 0;  // 0: never
-  EndDigests base, target;
-  Digest architecture{};  // of the base: everything about it but its weights
+  // Of the logical weights: weight_digest.h. Half of the base's is enough: whatever else has it does not
+  // lead to the target's.
+  HalfDigest base_weights{};
+  Digest target_weights{};
+  HalfDigest files{};  // of both ends: every byte of the files or folders, JoinEnds
   // The target has tensors of other names, dtypes or dims than the base: only for files.
   bool schema_changes = false;
   int64_t base_nonzeros = 0, target_nonzeros = 0;
   // Of what is not in tensors: the bytes it has, and takes at the start of the body. 0: as the base.
   uint64_t rest_bytes = 0, rest_frame_bytes = 0;
   uint64_t body_bytes = 0;
-  Digest body{};
+  // In format 1. Later the signatures cover the body themselves.
+  std::optional<Digest> body;
   std::vector<TensorDelta> tensors;  // ascending by name
 
   EventCounts counts() const;
   bool operator==(const Manifest&) const = default;
 };
 
+// What a manifest says of the files at both ends.
+HalfDigest JoinEnds(const Digest& base_files, const Digest& target_files);
+
+// In the newest format.
 absl::StatusOr<std::string> SerializeManifest(const Manifest& manifest);
 // Every field checked, sizes before memory is reserved; bytes left over are refused.
-absl::StatusOr<Manifest> ParseManifest(absl::string_view bytes);
+absl::StatusOr<Manifest> ParseManifest(absl::string_view bytes, uint16_t format_version);
 
 // FailedPrecondition unless it is for this model.
 absl::Status CheckModel(const Manifest& manifest, absl::string_view model);

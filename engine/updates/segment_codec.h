@@ -17,7 +17,9 @@
 // Thread-safe: no shared state.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +30,9 @@
 #include "engine/updates/packed_segment.h"
 
 namespace espalier::updates {
+
+// Of delta files: what is written. FORMAT.md says what is read.
+inline constexpr uint16_t kFormatVersion = 2;
 
 // Tensors are cut into segments of this many elements, the last one shorter: the unit of memory, of
 // parallel work and of adaptive models. The models of a new segment cost about 1 KiB; at 4 Mi
@@ -46,10 +51,11 @@ enum class Mode : uint8_t {
   kMixed = 4,         // each non-zero's change or none, predicted by row and column; changes only
   kMixedRepeats = 5,  // the same, for steps that often have the length of the one before
   kCounted = 6,       // the same as both, changes predicted by how often their column changed
+  kThreshold = 7,     // those of the least magnitude, all but; drops only
 };
-inline constexpr uint8_t kModes = 7;
+inline constexpr uint8_t kModes = 8;
 // Each non-zero is looked at; changes only.
-constexpr bool IsMixed(Mode mode) { return mode >= Mode::kMixed; }
+constexpr bool IsMixed(Mode mode) { return mode >= Mode::kMixed && mode <= Mode::kCounted; }
 
 struct EventCounts {
   int64_t of[kEventKinds] = {};
@@ -71,6 +77,12 @@ struct Edit {
   bool operator==(const Edit&) const = default;
 };
 
+// Elements of a row, of the tensor's rows, as mixed modes see them: a vector is one row, and so is what is
+// left of a row that is longer than the segment.
+constexpr int64_t RowWidth(int64_t row_elements, int64_t segment_elements) {
+  return row_elements > 1 ? std::min(row_elements, segment_elements) : segment_elements;
+}
+
 struct EncodeOptions {
   int zstd_level = 3;
   // Modes to try, a bit for each; for tests that want a certain one. The smallest wins on the first
@@ -78,6 +90,8 @@ struct EncodeOptions {
   uint8_t modes = (1 << kModes) - 1;
   // Elements of a row of the tensor, as TensorInfo has them; columns are what mixed modes predict by.
   int64_t row_elements = 1;
+  // Leave out how many events each list has: whoever decodes it knows.
+  bool counts_are_known = false;
 };
 inline constexpr int64_t kTrialEvents = 1 << 15;
 
@@ -86,11 +100,19 @@ absl::StatusOr<std::string> EncodeSegment(ElementKind kind, const void* old_elem
                                           const void* new_elements, int64_t count,
                                           EventCounts& counts, const EncodeOptions& options = {});
 
+// What a record does not say itself.
+struct RecordForm {
+  uint16_t format_version = kFormatVersion;  // of the file
+  int64_t row_elements = 1;                  // as in EncodeOptions
+  // How many events each list has, where the record does not tell it.
+  std::optional<EventCounts> counts{};
+};
+
 // Appends the edits, ascending by position, and adds to `counts`.
 absl::Status DecodeSegment(ElementKind kind, const PackedSegment& base, absl::string_view record,
-                           std::vector<Edit>& edits, EventCounts& counts);
+                           const RecordForm& form, std::vector<Edit>& edits, EventCounts& counts);
 
 // The modes of a record's lists, −1 for an empty list; for `show` and benches.
-absl::Status ReadModes(absl::string_view record, int modes[kEventKinds]);
+absl::Status ReadModes(absl::string_view record, const RecordForm& form, int modes[kEventKinds]);
 
 }  // namespace espalier::updates

@@ -22,6 +22,7 @@ namespace {
 struct ListRecord {
   int64_t count = 0;
   Mode mode = Mode::kRaw;
+  CountedOptions counted{};  // of kCounted, but in format 1
   absl::string_view payload;
 };
 using ListRecords = std::array<ListRecord, kEventKinds>;
@@ -30,30 +31,75 @@ absl::Status Refused(EventKind kind, absl::string_view problem) {
   return absl::InvalidArgumentError(absl::StrCat(NameOf(kind), " list: ", problem));
 }
 
-absl::StatusOr<ListRecords> ReadLists(absl::string_view record) {
-  ByteReader reader(record);
-  ListRecords lists;
+absl::Status NotKnown(EventKind kind, int mode) {
+  return Refused(kind, absl::StrCat("mode ", mode, " is not known for it"));
+}
+
+absl::Status CheckMode(EventKind kind, const ListRecord& list) {
+  const bool at_zeros = kind == EventKind::kGrow || kind == EventKind::kFlip;
+  const bool fits = IsMixed(list.mode)              ? kind == EventKind::kChange
+                    : list.mode == Mode::kThreshold ? kind == EventKind::kDrop
+                                                    : !(at_zeros && list.mode == Mode::kClassRange);
+  return fits ? absl::OkStatus() : NotKnown(kind, static_cast<int>(list.mode));
+}
+
+// Format 1: of every list its count, and unless it is empty its mode and its payload with its size.
+absl::Status ReadLists1(FieldReader& fields, ListRecords& lists) {
   for (int k = 0; k < kEventKinds; ++k) {
     const auto kind = static_cast<EventKind>(k);
     ListRecord& list = lists[static_cast<size_t>(k)];
-    const auto count = reader.Varint(absl::StrCat("count of the ", NameOf(kind), " list"),
-                                     static_cast<uint64_t>(kSegmentElements));
-    if (!count.ok()) return count.status();
-    list.count = static_cast<int64_t>(*count);
+    list.count = fields.Count(absl::StrCat("count of the ", NameOf(kind), " list"),
+                              static_cast<uint64_t>(kSegmentElements));
     if (list.count == 0) continue;
-    const auto mode = reader.Byte("mode");
-    if (!mode.ok()) return mode.status();
-    const bool at_zeros = kind == EventKind::kGrow || kind == EventKind::kFlip;
-    if (*mode >= kModes || (at_zeros && *mode == static_cast<uint8_t>(Mode::kClassRange)) ||
-        (kind != EventKind::kChange && IsMixed(static_cast<Mode>(*mode)))) {
-      return Refused(kind, absl::StrCat("mode ", *mode, " is not known for it"));
-    }
-    list.mode = static_cast<Mode>(*mode);
-    const auto payload = reader.Text("payload of a list", reader.left());
-    if (!payload.ok()) return payload.status();
-    list.payload = *payload;
+    const uint8_t mode = fields.Byte("mode");
+    if (mode > static_cast<uint8_t>(Mode::kCounted)) return NotKnown(kind, mode);
+    list.mode = static_cast<Mode>(mode);
+    list.payload =
+        fields.Raw("payload of a list", fields.Varint("payload of a list", fields.reader().left()));
   }
-  if (auto status = reader.End("a segment's record"); !status.ok()) return status;
+  return fields.status();
+}
+
+// Which lists there are, the first one's mode beside it; the last one's payload goes on to the end.
+absl::Status ReadLists2(FieldReader& fields, const std::optional<EventCounts>& counts,
+                        ListRecords& lists) {
+  const uint8_t head = fields.Byte("head of a record");
+  const int present = head % (1 << kEventKinds);
+  int code = head >> kEventKinds;
+  if (fields.ok() && present == 0 && code != 0)
+    return absl::InvalidArgumentError("a mode, but no list");
+  for (int k = 0; k < kEventKinds; ++k) {
+    const auto kind = static_cast<EventKind>(k);
+    if ((present >> k & 1) == 0) continue;
+    ListRecord& list = lists[static_cast<size_t>(k)];
+    if (present % (1 << k) != 0) code = fields.Byte("mode");
+    if (!ReadCode(code, list.mode, list.counted)) return NotKnown(kind, code);
+    list.count = counts ? counts->of[k]
+                        : fields.Count(absl::StrCat("count of the ", NameOf(kind), " list"),
+                                       static_cast<uint64_t>(kSegmentElements));
+    if (fields.ok() && list.count == 0) return Refused(kind, "it is there, but empty");
+    const uint64_t left = fields.reader().left();
+    const bool last = present >> (k + 1) == 0;
+    const uint64_t size = last ? left : fields.Varint("payload of a list", left);
+    list.payload = fields.Raw("payload of a list", size);
+  }
+  return fields.status();
+}
+
+absl::StatusOr<ListRecords> ReadLists(absl::string_view record, const RecordForm& form) {
+  ByteReader reader(record);
+  FieldReader fields(reader);
+  ListRecords lists;
+  auto status =
+      form.format_version == 1 ? ReadLists1(fields, lists) : ReadLists2(fields, form.counts, lists);
+  if (!status.ok()) return status;
+  fields.End("a segment's record");
+  if (!fields.ok()) return fields.status();
+  for (int k = 0; k < kEventKinds; ++k) {
+    const ListRecord& list = lists[static_cast<size_t>(k)];
+    if (list.count == 0) continue;
+    if (status = CheckMode(static_cast<EventKind>(k), list); !status.ok()) return status;
+  }
   return lists;
 }
 
@@ -62,8 +108,8 @@ template <typename Element>
 class SegmentDecoder {
  public:
   using Bits = typename Element::Bits;
-  explicit SegmentDecoder(const PackedSegment& base)
-      : base_(base), count_(base.size()), nonzeros_(base.nonzeros()) {}
+  SegmentDecoder(const PackedSegment& base, const RecordForm& form)
+      : base_(base), form_(form), count_(base.size()), nonzeros_(base.nonzeros()) {}
 
   absl::Status Decode(const ListRecords& lists, std::vector<Edit>& edits, EventCounts& counts) {
     if (auto status = CheckCounts(lists); !status.ok()) return status;
@@ -149,6 +195,7 @@ class SegmentDecoder {
   // --- modes in which events are ranked among all non-zeros, or zeros ------------------------------
   absl::Status DecodeRanks(EventKind kind, const ListRecord& list, std::vector<Edit>& edits) {
     if (IsMixed(list.mode)) return DecodeMixed(list, edits);
+    if (list.mode == Mode::kThreshold) return DecodeThreshold(list, edits);
     return AtZeros(kind) ? DecodeRanksAt<false>(kind, list, edits)
                          : DecodeRanksAt<true>(kind, list, edits);
   }
@@ -293,6 +340,12 @@ class SegmentDecoder {
     return Add(kind, position, old_bits, Flipped(old_bits), edits);
   }
 
+  static absl::Status MoreThan(EventKind kind, int64_t announced) {
+    return Refused(kind, absl::StrCat("more events than the ", announced, " that it announces"));
+  }
+  static absl::Status Fewer(EventKind kind, size_t found, int64_t announced) {
+    return Refused(kind, absl::StrCat("holds ", found, " events, announces ", announced));
+  }
   template <typename Coder>
   static absl::Status CheckFinished(EventKind kind, const Coder& coder) {
     if (coder.finished()) return absl::OkStatus();
@@ -321,25 +374,76 @@ class SegmentDecoder {
     return CheckFinished(kind, coder);
   }
 
-  absl::Status DecodeMixed(const ListRecord& list, std::vector<Edit>& edits) {
-    constexpr EventKind kKind = EventKind::kChange;
+  absl::Status DecodeThreshold(const ListRecord& list, std::vector<Edit>& edits) {
+    constexpr EventKind kKind = EventKind::kDrop;
+    constexpr uint64_t kMostMagnitude = uint64_t{1} << 32;
     ByteReader reader(list.payload);
-    const auto width = reader.Varint("width of a row", static_cast<uint64_t>(count_));
-    if (!width.ok()) return Refused(kKind, width.status().message());
-    if (*width == 0) return Refused(kKind, "rows of no elements");
-    CountedOptions options{.repeats = list.mode == Mode::kMixedRepeats};
-    if (list.mode == Mode::kCounted) {
-      const auto bits = reader.Varint("options", CountedOptions::kMostBits);
-      if (!bits.ok()) return Refused(kKind, bits.status().message());
-      options = CountedOptions::FromBits(*bits);
+    FieldReader fields(reader);
+    const uint64_t low = fields.Varint("least magnitude that stays", kMostMagnitude);
+    const uint64_t high = low + fields.Varint("magnitudes that may drop", kMostMagnitude);
+    if (!fields.ok()) return Refused(kKind, fields.status().message());
+    RangeDecoder coder(*reader.Raw("coded bits", reader.left()));
+    ThresholdModel model(low, high);
+    DropModel sign;
+    const auto count = static_cast<size_t>(list.count);
+    edits.reserve(count);
+    absl::Status failure;
+    base_.VisitNonzeros<Element>(0, count_, [&](uint32_t position, Bits old_bits) {
+      const uint64_t magnitude = MagnitudeOf<Element>(old_bits);
+      if (magnitude >= high) return true;
+      if (magnitude >= low && !coder.Bit(model.Between(magnitude))) return true;
+      if (edits.size() == count || coder.overrun()) {
+        failure = MoreThan(kKind, list.count);
+      } else {
+        failure = Add(kKind, position, old_bits,
+                      Element::Zero(sign.Decode(coder, Element::IsNegative(old_bits))), edits);
+      }
+      return failure.ok();
+    });
+    if (!failure.ok()) return failure;
+    if (edits.size() != count) return Fewer(kKind, edits.size(), list.count);
+    return CheckFinished(kKind, coder);
+  }
+
+  // What a mixed list says before its bits.
+  struct MixedForm {
+    int64_t width = 0;
+    CountedOptions options;
+    absl::string_view coded, raw;
+  };
+  absl::StatusOr<MixedForm> ReadMixed(const ListRecord& list) const {
+    ByteReader reader(list.payload);
+    FieldReader fields(reader);
+    MixedForm mixed{.width = RowWidth(form_.row_elements, count_), .options = list.counted};
+    if (list.mode != Mode::kCounted) mixed.options.repeats = list.mode == Mode::kMixedRepeats;
+    if (form_.format_version == 1) {
+      mixed.width = fields.Count("width of a row", static_cast<uint64_t>(count_));
+      if (fields.ok() && mixed.width == 0) fields.Fail("rows of no elements");
+      if (list.mode == Mode::kCounted) {
+        mixed.options =
+            CountedOptions::FromBits(fields.Varint("options", CountedOptions::kMostBits));
+      }
+      mixed.coded = fields.Raw("coded bits", fields.Varint("coded bits", reader.left()));
+      mixed.raw = fields.Raw("other bits", reader.left());
+    } else {
+      const uint64_t raw_bytes = fields.Varint("other bits", reader.left());
+      // Of what is left behind that number.
+      mixed.coded =
+          fields.Raw("coded bits", reader.left() - std::min<uint64_t>(raw_bytes, reader.left()));
+      mixed.raw = fields.Raw("other bits", raw_bytes);
     }
-    const auto coded = reader.Text("coded bits", reader.left());
-    if (!coded.ok()) return Refused(kKind, coded.status().message());
-    WordDecoder coder(*coded, *reader.Raw("other bits", reader.left()));
-    const auto columns = static_cast<uint32_t>(*width);
-    const auto steps = std::make_unique<StepModel<Element>>(columns, options.repeats);
+    if (!fields.ok()) return Refused(EventKind::kChange, fields.status().message());
+    return mixed;
+  }
+
+  absl::Status DecodeMixed(const ListRecord& list, std::vector<Edit>& edits) {
+    const auto mixed = ReadMixed(list);
+    if (!mixed.ok()) return mixed.status();
+    WordDecoder coder(mixed->coded, mixed->raw);
+    const auto columns = static_cast<uint32_t>(mixed->width);
+    const auto steps = std::make_unique<StepModel<Element>>(columns, mixed->options.repeats);
     if (list.mode == Mode::kCounted) {
-      const auto changes = std::make_unique<CountedChanges<Element>>(columns, options);
+      const auto changes = std::make_unique<CountedChanges<Element>>(columns, mixed->options);
       return DecodeRows(columns, *changes, *steps, coder, list.count, edits);
     }
     const auto changes = std::make_unique<MixedChanges<Element>>(columns);
@@ -364,8 +468,7 @@ class SegmentDecoder {
             if (!changes.Changes(looking, column, old_bits, false)) return true;
             coder = looking;
             if (edits.size() == count || coder.overrun()) {
-              failure = Refused(kKind,
-                                absl::StrCat("more events than the ", count, " that it announces"));
+              failure = MoreThan(kKind, announced);
               return false;
             }
             const int64_t step = steps.Step(coder, column, position, old_bits, 0);
@@ -375,9 +478,7 @@ class SegmentDecoder {
           });
       if (!all) return failure;
     }
-    if (edits.size() != count) {
-      return Refused(kKind, absl::StrCat("holds ", edits.size(), " events, announces ", count));
-    }
+    if (edits.size() != count) return Fewer(kKind, edits.size(), announced);
     return CheckFinished(kKind, looking);
   }
 
@@ -410,8 +511,7 @@ class SegmentDecoder {
       }
     }
     if (static_cast<int64_t>(stream.edits->size()) == stream.count || stream.coder.overrun()) {
-      return Refused(stream.kind,
-                     absl::StrCat("more events than the ", stream.count, " that it announces"));
+      return MoreThan(stream.kind, stream.count);
     }
     if (auto status = RangeSymbol(stream.kind, position, old_bits, stream.coder, stream.symbols,
                                   *stream.edits);
@@ -445,10 +545,8 @@ class SegmentDecoder {
   }
 
   static absl::Status CheckEnd(const ClassStream& stream) {
-    if (static_cast<int64_t>(stream.edits->size()) != stream.count) {
-      return Refused(stream.kind, absl::StrCat("holds ", stream.edits->size(),
-                                               " events, announces ", stream.count));
-    }
+    if (static_cast<int64_t>(stream.edits->size()) != stream.count)
+      return Fewer(stream.kind, stream.edits->size(), stream.count);
     // The last gap of a class ends where the class does.
     if (std::any_of(stream.left.begin(), stream.left.end(), [](uint32_t n) { return n != 0; })) {
       return Refused(stream.kind, "an event lies past the last non-zero of its class");
@@ -473,6 +571,7 @@ class SegmentDecoder {
   }
 
   const PackedSegment& base_;
+  const RecordForm form_;
   const int64_t count_;
   const int64_t nonzeros_;
 };
@@ -490,16 +589,16 @@ EventCounts& EventCounts::operator+=(const EventCounts& other) {
 }
 
 absl::Status DecodeSegment(ElementKind kind, const PackedSegment& base, absl::string_view record,
-                           std::vector<Edit>& edits, EventCounts& counts) {
-  const auto lists = ReadLists(record);
+                           const RecordForm& form, std::vector<Edit>& edits, EventCounts& counts) {
+  const auto lists = ReadLists(record, form);
   if (!lists.ok()) return lists.status();
   return VisitElement(kind, [&](auto element) {
-    return SegmentDecoder<decltype(element)>(base).Decode(*lists, edits, counts);
+    return SegmentDecoder<decltype(element)>(base, form).Decode(*lists, edits, counts);
   });
 }
 
-absl::Status ReadModes(absl::string_view record, int modes[kEventKinds]) {
-  const auto lists = ReadLists(record);
+absl::Status ReadModes(absl::string_view record, const RecordForm& form, int modes[kEventKinds]) {
+  const auto lists = ReadLists(record, form);
   if (!lists.ok()) return lists.status();
   for (int k = 0; k < kEventKinds; ++k) {
     const ListRecord& list = (*lists)[static_cast<size_t>(k)];

@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "engine/updates/bytes.h"
 #include "engine/updates/counted_model.h"
 #include "engine/updates/event_list.h"
@@ -28,6 +29,7 @@ bool Allows(EventKind kind, Mode mode, const EncodeOptions& options) {
   const bool at_zeros = kind == EventKind::kGrow || kind == EventKind::kFlip;
   if (at_zeros && mode == Mode::kClassRange) return false;
   if (kind != EventKind::kChange && IsMixed(mode)) return false;
+  if (kind != EventKind::kDrop && mode == Mode::kThreshold) return false;
   return options.modes >> static_cast<int>(mode) & 1;
 }
 
@@ -128,6 +130,7 @@ class ListEncoder {
   absl::StatusOr<std::string> Encode(Mode mode, CountedOptions counted,
                                      const std::vector<Event>& list, size_t count) const {
     const EventSpan span{list.data(), list.data() + count};
+    const int64_t until = count == list.size() ? count_ : list[count - 1].position + 1;
     switch (mode) {
       case Mode::kRaw:
         return Raw(span);
@@ -140,8 +143,9 @@ class ListEncoder {
       case Mode::kMixed:
       case Mode::kMixedRepeats:
       case Mode::kCounted:
-        return Mixed(span, mode, counted,
-                     count == list.size() ? count_ : list[count - 1].position + 1);
+        return Mixed(span, mode, counted, until);
+      case Mode::kThreshold:
+        return Thresholded(span, until);
     }
     return absl::InternalError("no such mode");
   }
@@ -225,31 +229,28 @@ class ListEncoder {
     return coder.Finish();
   }
 
-  // A vector is one row, and so is what is left of a row longer than the segment.
-  int64_t width() const {
-    return options_.row_elements > 1 ? std::min(options_.row_elements, count_) : count_;
-  }
+  int64_t width() const { return RowWidth(options_.row_elements, count_); }
   int64_t EndOfRow(int64_t begin) const { return std::min(begin + width(), count_); }
 
   // The elements below `until`.
   std::string Mixed(EventSpan events, Mode mode, const CountedOptions& counted,
                     int64_t until) const {
     const auto columns = static_cast<uint32_t>(width());
-    ByteWriter out;
-    out.Varint(columns);
     WordEncoder coder;
     const auto steps = std::make_unique<StepModel<Element>>(
         columns, mode == Mode::kCounted ? counted.repeats : mode == Mode::kMixedRepeats);
     if (mode == Mode::kCounted) {
-      out.Varint(counted.bits());
       const auto changes = std::make_unique<CountedChanges<Element>>(columns, counted);
       EncodeRows(events, until, *changes, *steps, coder);
     } else {
       const auto changes = std::make_unique<MixedChanges<Element>>(columns);
       EncodeRows(events, until, *changes, *steps, coder);
     }
-    out.Text(coder.TakeCoded());
-    out.Raw(coder.TakeRaw());
+    const std::string raw = coder.TakeRaw();
+    ByteWriter out;
+    out.Varint(raw.size());
+    out.Raw(coder.TakeCoded());
+    out.Raw(raw);
     return out.Take();
   }
 
@@ -271,6 +272,46 @@ class ListEncoder {
         return true;
       });
     }
+  }
+
+  // Below the least magnitude that stays all drop, above the largest that drops none: between them a bit
+  // tells. Of the elements below `until`.
+  std::string Thresholded(EventSpan events, int64_t until) const {
+    uint64_t least_kept = UINT64_MAX, high = 0;
+    VisitDrops(events, until, [&](uint64_t magnitude, const Event* drop) {
+      if (drop == nullptr) {
+        least_kept = std::min(least_kept, magnitude);
+      } else {
+        high = std::max(high, magnitude + 1);
+      }
+    });
+    const uint64_t low = std::min(least_kept, high);
+    RangeEncoder coder;
+    ThresholdModel model(low, high);
+    DropModel sign;
+    VisitDrops(events, until, [&](uint64_t magnitude, const Event* drop) {
+      if (magnitude >= high) return;
+      if (magnitude >= low) coder.Bit(model.Between(magnitude), drop != nullptr);
+      if (drop == nullptr) return;
+      sign.Encode(coder, Element::IsNegative(static_cast<Bits>(drop->old_bits)),
+                  NegativeZero(*drop));
+    });
+    ByteWriter out;
+    out.Varint(low);
+    out.Varint(high - low);
+    out.Raw(coder.Finish());
+    return out.Take();
+  }
+  // Calls `visit` with the magnitude of each non-zero below `until` and its drop, or null.
+  template <typename Visit>
+  void VisitDrops(EventSpan events, int64_t until, Visit visit) const {
+    const Event* next = events.first;
+    VisitBits(events_.nonzero, 0, until, [&](uint32_t position) {
+      const bool drops = next != events.second && next->position == position;
+      visit(MagnitudeOf<Element>(base_[position]), drops ? next : nullptr);
+      next += drops;
+      return true;
+    });
   }
 
   struct Symbols {
@@ -312,19 +353,30 @@ template <typename Element>
 absl::StatusOr<std::string> EncodeEvents(const typename Element::Bits* base, int64_t elements,
                                          const SegmentEvents& events,
                                          const EncodeOptions& options) {
-  ByteWriter record;
+  uint8_t head = 0;
+  ByteWriter lists;
   for (int k = 0; k < kEventKinds; ++k) {
-    const auto kind = static_cast<EventKind>(k);
+    if (!events.lists[static_cast<size_t>(k)].empty()) head = static_cast<uint8_t>(head | 1 << k);
+  }
+  bool first = true;
+  for (int k = 0; k < kEventKinds; ++k) {
     const std::vector<Event>& list = events.lists[static_cast<size_t>(k)];
-    record.Varint(list.size());
     if (list.empty()) continue;
-    const ListEncoder<Element> encoder(kind, base, elements, events, options);
+    const ListEncoder<Element> encoder(static_cast<EventKind>(k), base, elements, events, options);
     const auto coding = encoder.Smallest(list);
     if (!coding.ok()) return coding.status();
-    record.Byte(static_cast<uint8_t>(coding->mode));
-    record.Text(coding->payload);
+    const uint8_t code = CodeOf(coding->mode, coding->counted);
+    if (std::exchange(first, false)) {
+      head = static_cast<uint8_t>(head | code << kEventKinds);
+    } else {
+      lists.Byte(code);
+    }
+    if (!options.counts_are_known) lists.Varint(list.size());
+    const bool last = head % (1 << kEventKinds) >> (k + 1) == 0;
+    if (!last) lists.Varint(coding->payload.size());
+    lists.Raw(coding->payload);
   }
-  return record.Take();
+  return absl::StrCat(absl::string_view(reinterpret_cast<const char*>(&head), 1), lists.bytes());
 }
 
 }  // namespace

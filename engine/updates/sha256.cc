@@ -2,6 +2,8 @@
 
 #include <openssl/evp.h>
 
+#include <algorithm>
+
 #include "absl/strings/escaping.h"
 
 namespace espalier::updates {
@@ -29,11 +31,17 @@ Digest Sha256Of(absl::string_view bytes) {
   return sha.Finish();
 }
 
-std::string Hex(const Digest& digest) {
+HalfDigest HalfOf(const Digest& digest) {
+  HalfDigest half{};
+  std::copy_n(digest.begin(), half.size(), half.begin());
+  return half;
+}
+
+std::string Hex(absl::Span<const uint8_t> digest) {
   return absl::BytesToHexString(
       absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size()));
 }
 
-std::string ShortHex(const Digest& digest) { return Hex(digest).substr(0, 16); }
+std::string ShortHex(absl::Span<const uint8_t> digest) { return Hex(digest).substr(0, 16); }
 
 }  // namespace espalier::updates

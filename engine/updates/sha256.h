@@ -8,12 +8,16 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 struct evp_md_ctx_st;
 
 namespace espalier::updates {
 
 using Digest = std::array<uint8_t, 32>;
+// The first half of one: what it is of cannot be made to fit it afterwards, but two things can be made
+// that share it, by 2^64 trials.
+using HalfDigest = std::array<uint8_t, 16>;
 
 class Sha256 {
  public:
@@ -33,7 +37,8 @@ class Sha256 {
 };
 
 Digest Sha256Of(absl::string_view bytes);
-std::string Hex(const Digest& digest);       // 64 digits
-std::string ShortHex(const Digest& digest);  // the first 16, for messages
+HalfDigest HalfOf(const Digest& digest);
+std::string Hex(absl::Span<const uint8_t> digest);       // two digits a byte
+std::string ShortHex(absl::Span<const uint8_t> digest);  // the first 16, for messages
 
 }  // namespace espalier::updates

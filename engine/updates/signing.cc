@@ -57,9 +57,10 @@ absl::StatusOr<std::shared_ptr<EVP_PKEY>> ReadPem(absl::string_view pem, bool is
 
 }  // namespace
 
-std::string Hex(const KeyId& id) {
-  return absl::BytesToHexString(
-      absl::string_view(reinterpret_cast<const char*>(id.data()), id.size()));
+KeyTag TagOf(const KeyId& id) {
+  KeyTag tag{};
+  std::copy_n(id.begin(), tag.size(), tag.begin());
+  return tag;
 }
 
 absl::StatusOr<PublicKey> PublicKey::FromPem(absl::string_view pem) {
@@ -128,7 +129,7 @@ absl::StatusOr<Signature> PrivateKey::Sign(absl::string_view message) const {
   const auto own = Public();
   if (!own.ok()) return own.status();
   Signature signature;
-  signature.key = own->id();
+  signature.key = TagOf(own->id());
   const std::string tagged = Tagged(message);
   const Context context(EVP_MD_CTX_new(), EVP_MD_CTX_free);
   size_t size = signature.bytes.size();
@@ -165,12 +166,12 @@ absl::StatusOr<std::vector<KeyId>> CheckSignatures(absl::string_view message,
   std::vector<KeyId> signers;
   for (const PublicKey& key : policy.keys) {
     const auto found = std::find_if(signatures.begin(), signatures.end(),
-                                    [&](const Signature& s) { return s.key == key.id(); });
+                                    [&](const Signature& s) { return s.key == TagOf(key.id()); });
     if (found == signatures.end()) continue;
     if (!key.Verifies(message, *found)) {
       return absl::PermissionDeniedError(
           absl::StrCat("the signature by key ", Hex(key.id()),
-                       " is wrong: the delta was changed after it was signed"));
+                       " is wrong: the delta was damaged, or changed after it was signed"));
     }
     signers.push_back(key.id());
   }

@@ -17,16 +17,19 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "engine/updates/sha256.h"
 
 struct evp_pkey_st;
 
 namespace espalier::updates {
 
-using KeyId = std::array<uint8_t, 16>;  // the first half of SHA-256 of the 32 bytes of a public key
-std::string Hex(const KeyId& id);
+using KeyId = HalfDigest;  // the first half of SHA-256 of the 32 bytes of a public key
+// The beginning of a key's id: which key to try. It proves nothing.
+using KeyTag = std::array<uint8_t, 8>;
+KeyTag TagOf(const KeyId& id);
 
 struct Signature {
-  KeyId key{};
+  KeyTag key{};
   std::array<uint8_t, 64> bytes{};
 };
 

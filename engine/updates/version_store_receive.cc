@@ -186,22 +186,22 @@ absl::Status VersionStore::CheckTargetNumber(const Manifest& manifest) const {
         absl::StrCat("target version ", number, ", expected 1 to ", kMaxVersionNumber));
   }
   const auto& bad = state_.quarantined;
-  bool quarantined = std::find(bad.begin(), bad.end(), manifest.target.weights) != bad.end();
+  bool quarantined = std::find(bad.begin(), bad.end(), manifest.target_weights) != bad.end();
   for (const VersionRecord& record : state_.versions) {
     quarantined |=
-        record.state == UpdateState::kQuarantined && record.weights == manifest.target.weights;
+        record.state == UpdateState::kQuarantined && record.weights == manifest.target_weights;
   }
   const VersionRecord* known = state_.Find(number);
-  if (known != nullptr && known->weights != manifest.target.weights) {
+  if (known != nullptr && known->weights != manifest.target_weights) {
     return absl::FailedPreconditionError(absl::StrCat(
         "version ", number, " has the digest ", ShortHex(known->weights), "…, the delta's has ",
-        ShortHex(manifest.target.weights), "…: a version number names one set of bytes for ever"));
+        ShortHex(manifest.target_weights), "…: a version number names one set of bytes for ever"));
   }
   if (quarantined) {
     return Because(
         "quarantined",
         absl::FailedPreconditionError(absl::StrCat(
-            "the delta leads to weights ", ShortHex(manifest.target.weights),
+            "the delta leads to weights ", ShortHex(manifest.target_weights),
             "…, which are QUARANTINED",
             known != nullptr && !known->reason.empty() ? absl::StrCat(": ", known->reason) : "")));
   }
@@ -234,6 +234,7 @@ absl::StatusOr<VerifiedDelta> VersionStore::Check(const DeltaFile& delta, Receiv
     auto signers = delta.CheckSigned(*policy.trust);
     if (!signers.ok()) return signers.status();
     verified.signers = *std::move(signers);
+    policy.trust.reset();  // once is enough: it reads the body
   }
   if (auto status = Because("expired", CheckFresh(manifest, policy.now_seconds)); !status.ok())
     return status;
@@ -262,14 +263,14 @@ absl::StatusOr<VerifiedDelta> VersionStore::Check(const DeltaFile& delta, Receiv
   auto journal =
       std::make_unique<JournalWriter>(files_, JournalPath(manifest.target_version),
                                       JournalEnds{manifest.base_version, manifest.target_version,
-                                                  base_weights, manifest.target.weights});
+                                                  base_weights, manifest.target_weights});
   auto status = Receive(delta, *base, base_weights, policy, *blocks, *journal);
   if (!status.ok()) return status;
   {
     const std::lock_guard lock(mutex_);
     blocks_.clear();
     if (known != nullptr) blocks_[base_weights] = std::move(known);
-    blocks_[manifest.target.weights] = std::move(blocks);
+    blocks_[manifest.target_weights] = std::move(blocks);
   }
   verified.journal = std::move(journal);
   return verified;
@@ -329,7 +330,7 @@ absl::Status VersionStore::Admit(const Digest& file, uint64_t bytes,
     const auto step = Step(next, manifest.target_version, UpdateState::kVerified);
     if (!step.ok()) return step.status();
   }
-  record->weights = manifest.target.weights;
+  record->weights = manifest.target_weights;
   record->parent = manifest.base_version;
   record->sequence = manifest.sequence;
   record->delta = file;

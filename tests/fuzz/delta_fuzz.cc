@@ -1,12 +1,12 @@
 // What strangers send as a delta: refused with a message that fits into a log, or edits that keep every rule. The first
-// byte says what the rest is: 0 a whole delta, whose digest of the body is passed over (a mutant would never get past
-// it), 1 to 4 a segment's record against a base of that kind of elements, 5 a skeleton.
+// byte says what the rest is: 0 a whole delta, whose signatures are passed over (a mutant would never get past them), 1 to 4 a segment's record against a base of that kind of elements, 5 a skeleton, 6 to 9 a record as of format 1.
 #include <cstring>
 #include <set>
 
 #include "engine/formats/names.h"
 #include "engine/updates/checkpoint.h"
 #include "engine/updates/journal.h"
+#include "tests/engine/updates/first_format.h"
 #include "tests/engine/updates/memory_weights.h"
 #include "tests/engine/updates/random_weights.h"
 #include "tests/fuzz/fuzz_target.h"
@@ -16,12 +16,16 @@ namespace {
 
 using namespace espalier::
     updates;  // NOLINT(google-build-using-namespace): it is what the file is about
+using updates::testing::BodyInFirstFormat;
 using updates::testing::Draft;
+using updates::testing::FirstFormatBytes;
+using updates::testing::FirstFormatManifest;
+using updates::testing::InFirstFormat;
 using updates::testing::MakeDraft;
 using updates::testing::MakePair;
 using updates::testing::MemoryWeights;
 
-constexpr int64_t kElements = 500;
+constexpr int64_t kElements = 500, kRow = 100;
 
 struct World {
   World() {
@@ -33,8 +37,8 @@ struct World {
   template <typename Element>
   void Add(const char* name, const char* dtype, uint64_t seed) {
     const auto pair = MakePair<Element>(kElements, seed);
-    before.Add(name, dtype, {5, 100}, pair.before);
-    after.Add(name, dtype, {5, 100}, pair.after);
+    before.Add(name, dtype, {5, kRow}, pair.before);
+    after.Add(name, dtype, {5, kRow}, pair.after);
   }
   MemoryWeights before, after;
 };
@@ -92,14 +96,14 @@ void RunDelta(std::string bytes) {
   Require(weights == TheWorld().before, "undone is as before");
 }
 
-void RunRecord(ElementKind kind, absl::string_view record) {
+void RunRecord(ElementKind kind, const RecordForm& form, absl::string_view record) {
   const size_t tensor = TensorOf(kind);
   std::string base(static_cast<size_t>(kElements * SizeOf(kind)), '\0');
   Require(TheWorld().before.Read(tensor, 0, kElements, base.data()).ok(), "there is a base");
   std::vector<Edit> edits;
   EventCounts counts;
   const auto status =
-      DecodeSegment(kind, PackedSegment(kind, base.data(), kElements), record, edits, counts);
+      DecodeSegment(kind, PackedSegment(kind, base.data(), kElements), record, form, edits, counts);
   if (!status.ok()) return CheckRefusal(status);
   Require(static_cast<int64_t>(edits.size()) == counts.total(), "an edit an event");
   for (size_t i = 0; i < edits.size(); ++i) {
@@ -153,7 +157,9 @@ std::string WithChangedManifest(absl::string_view bytes, std::mt19937_64& random
       }
   }
   m.target_nonzeros = m.base_nonzeros + (random() % 4 ? m.counts().gained() : any());
-  const auto head = SerializeHead(m, {});
+  const auto manifest = SerializeManifest(m);
+  if (!manifest.ok()) return std::string(bytes);
+  const auto head = SerializeHead(*manifest, Digest(), {});
   return head.ok() ? *head + std::string(bytes.substr(delta->head_bytes())) : std::string(bytes);
 }
 
@@ -165,9 +171,14 @@ std::vector<std::string> Seeds() {
     if ((modes & 7) == 0) continue;
     EncodeOptions options;
     options.modes = static_cast<uint8_t>(modes);
-    options.row_elements = 100;
-    seeds.push_back(std::string(1, '\0') +
-                    MakeDraft(TheWorld().before, TheWorld().after, options).Bytes());
+    options.row_elements = kRow;
+    const Draft draft = MakeDraft(TheWorld().before, TheWorld().after, options);
+    seeds.push_back(std::string(1, '\0') + draft.Bytes());
+    if (modes < 1 << static_cast<int>(Mode::kThreshold)) {
+      const std::string body = BodyInFirstFormat(draft);
+      seeds.push_back(std::string(1, '\0') +
+                      FirstFormatBytes(FirstFormatManifest(draft.manifest, Digest(), body), body));
+    }
     for (uint8_t k = 0; k < kElementKinds; ++k) {
       const auto kind = static_cast<ElementKind>(k);
       const size_t tensor = TensorOf(kind);
@@ -175,9 +186,12 @@ std::vector<std::string> Seeds() {
       EventCounts counts;
       if (TheWorld().before.Read(tensor, 0, kElements, before.data()).ok() &&
           TheWorld().after.Read(tensor, 0, kElements, after.data()).ok()) {
-        seeds.push_back(
-            std::string(1, static_cast<char>(1 + k)) +
-            EncodeSegment(kind, before.data(), after.data(), kElements, counts, options).value());
+        const std::string record =
+            EncodeSegment(kind, before.data(), after.data(), kElements, counts, options).value();
+        seeds.push_back(std::string(1, static_cast<char>(1 + k)) + record);
+        if (modes >= 1 << static_cast<int>(Mode::kThreshold)) continue;
+        seeds.push_back(std::string(1, static_cast<char>(6 + k)) +
+                        InFirstFormat(record, options.row_elements));
       }
     }
   }
@@ -207,13 +221,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace espalier;  // NOLINT(google-build-using-namespace): an extern "C" function
   if (size == 0) return 0;
   const absl::string_view rest(reinterpret_cast<const char*>(data) + 1, size - 1);
-  const uint8_t what = data[0] % 6;
+  const uint8_t what = data[0] % 10;
   if (what == 0) {
     fuzz::RunDelta(std::string(rest));
-  } else if (what <= updates::kElementKinds) {
-    fuzz::RunRecord(static_cast<updates::ElementKind>(what - 1), rest);
-  } else {
+  } else if (what == 5) {
     fuzz::RunSkeleton(rest);
+  } else {
+    const bool first_format = what > 5;
+    fuzz::RunRecord(static_cast<updates::ElementKind>(what - (first_format ? 6 : 1)),
+                    {.format_version = first_format ? uint16_t{1} : updates::kFormatVersion,
+                     .row_elements = fuzz::kRow},
+                    rest);
   }
   return 0;
 }

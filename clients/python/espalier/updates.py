@@ -23,7 +23,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, Callable, Optional, Union
+from typing import Any, BinaryIO, Callable, Optional, Tuple, Union
 
 import grpc
 
@@ -479,15 +479,27 @@ def _sha256(file: BinaryIO) -> bytes:
 def _model_of(delta: Path) -> str:
     """The model that a delta is made for: the first field of its manifest."""
     with open(delta, "rb") as file:
-        head = file.read(len(_MAGIC) + 2 + 4 + 2 + 256)
-    at = len(_MAGIC) + 2 + 4
-    if not head.startswith(_MAGIC) or len(head) < at + 2:
+        head = file.read(len(_MAGIC) + 2 + 10 + 2 + 256)
+    at = len(_MAGIC) + 2
+    if not head.startswith(_MAGIC) or len(head) < at + 16:
         raise DeltaError(f"{os.fspath(delta)} is no delta (espalier delta create makes them)")
-    size = head[at] & 0x7F
-    if head[at] & 0x80:
-        size |= head[at + 1] << 7
-        at += 1
-    return head[at + 1 : at + 1 + size].decode("utf-8", errors="replace")
+
+    def varint(at: int) -> Tuple[int, int]:
+        """The number there, and where it ends."""
+        value = shift = 0
+        while at < len(head):
+            value |= (head[at] & 0x7F) << shift
+            shift += 7
+            at += 1
+            if not head[at - 1] & 0x80:
+                break
+        return value, at
+
+    # The size of the manifest: four bytes in format 1, later a varint.
+    format_version = int.from_bytes(head[len(_MAGIC) : at], "little")
+    at = at + 4 if format_version == 1 else varint(at)[1]
+    size, at = varint(at)
+    return head[at : at + size].decode("utf-8", errors="replace")
 
 
 def _resolve(servers: str) -> list[str]:

@@ -23,33 +23,37 @@ TEST_P(AttackTest, IsRefusedWithItsReason) { ExpectRefused(GetParam()); }
 
 struct List {
   int64_t count = 0;
-  uint8_t mode = 0;
+  uint8_t mode = 0;  // or its code, with options
   std::string payload;
 };
 
 std::string RecordOf(const std::vector<List>& lists) {
+  int head = 0;
+  for (size_t k = 0; k < lists.size(); ++k) {
+    if (lists[k].count == 0) continue;
+    if (head == 0) head = lists[k].mode << kEventKinds;
+    head |= 1 << k;
+  }
   ByteWriter out;
-  for (size_t k = 0; k < kEventKinds; ++k) {
-    const List list = k < lists.size() ? lists[k] : List{};
-    out.Varint(static_cast<uint64_t>(list.count));
-    if (list.count == 0) continue;
-    out.Byte(list.mode);
-    out.Text(list.payload);
+  out.Byte(static_cast<uint8_t>(head));
+  for (size_t k = 0; k < lists.size(); ++k) {
+    if (lists[k].count == 0) continue;
+    if (head % (1 << k) != 0) out.Byte(lists[k].mode);
+    if (head % (1 << kEventKinds) >> (k + 1) != 0) out.Varint(lists[k].payload.size());
+    out.Raw(lists[k].payload);
   }
   return out.Take();
 }
 
-// A delta of v = {1, 0, 2, −0} alone, whose only record is given, with counts to match.
+// A delta of v = {1, 0, 2, −0} alone, whose only record is given, with the counts of its lists.
 std::string OnV(const std::vector<List>& lists, const std::string& record = "") {
   Draft draft = Good();
   Manifest& m = draft.manifest;
   m.tensors.resize(1);
   m.tensors[0].counts = {};
-  for (size_t k = 0; k < lists.size(); ++k)
-    m.tensors[0].counts.of[k] = std::min<int64_t>(lists[k].count, 1);
+  for (size_t k = 0; k < lists.size(); ++k) m.tensors[0].counts.of[k] = lists[k].count;
   if (m.tensors[0].counts.total() == 0) m.tensors[0].counts.of[0] = 1;
-  m.target_nonzeros = m.base_nonzeros + m.tensors[0].counts.gained();
-  draft.body = SerializeRecord(0, 0, record.empty() ? RecordOf(lists) : record);
+  draft.body = SerializeRecord({}, {0, 0}, record.empty() ? RecordOf(lists) : record);
   draft.Seal();
   return Signed(draft);
 }
@@ -78,13 +82,24 @@ std::string Payload(Mode mode) {
                               after = {0x3f800001, 0, 0x40000001, 0x80000000};
   EventCounts counts;
   const std::string record =
-      EncodeSegment(ElementKind::kFloat32, before.data(), after.data(), 4, counts,
-                    {.modes = static_cast<uint8_t>(1 << static_cast<int>(mode))})
+      EncodeSegment(
+          ElementKind::kFloat32, before.data(), after.data(), 4, counts,
+          {.modes = static_cast<uint8_t>(1 << static_cast<int>(mode)), .counts_are_known = true})
           .value();
-  ByteReader reader(record);
-  (void)reader.Varint("count", 4);
-  (void)reader.Byte("mode");
-  return std::string(reader.Text("payload", record.size()).value());
+  return record.substr(1);  // behind the head
+}
+
+// A mixed one with more coded bits than a decoder reads.
+std::string Longer(std::string payload) {
+  return payload.insert(payload.size() - static_cast<size_t>(payload[0]), 9, 'x');
+}
+
+std::string Threshold(uint64_t low, uint64_t width, const std::string& coded) {
+  ByteWriter out;
+  out.Varint(low);
+  out.Varint(width);
+  out.Raw(coded);
+  return out.Take();
 }
 
 const List kNone;
@@ -127,7 +142,7 @@ INSTANTIATE_TEST_SUITE_P(
                [] {
                  return OnV({{(1 << 22) + 1, 0, ""}});
                },
-               kInvalid, "count of the change list"},
+               kInvalid, "more events than its 4 elements"},
         Attack{"MoreChangesThanNonzeros",
                [] {
                  return OnV({{3, 0, ""}});
@@ -185,27 +200,37 @@ INSTANTIATE_TEST_SUITE_P(
                kInvalid, "element 1 has two events"},
         Attack{"AnUnknownMode",
                [] {
-                 return OnV({{1, 7, "x"}});
+                 return OnV({{1, 15, "x"}});
                },
-               kInvalid, "mode 7 is not known"},
+               kInvalid, "mode 15 is not known"},
         Attack{"DropsInAModeForChanges",
                [] {
                  return OnV({kNone, {1, 4, "x"}});
                },
                kInvalid, "mode 4 is not known"},
+        Attack{"ChangesInTheModeForDrops",
+               [] {
+                 return OnV({{1, 14, "xx"}});
+               },
+               kInvalid, "mode 7 is not known"},
         Attack{"ClassesOfZeros",
                [] {
                  return OnV({kNone, kNone, {1, 3, "xxxx"}});
                },
                kInvalid, "mode 3 is not known"},
-        Attack{"APayloadPastTheRecord", [] { return OnV({}, std::string("\1\0\x7f\0\0\0", 6)); },
+        Attack{"APayloadPastTheRecord", [] { return OnV({}, std::string("\3\x7f\0\0\0", 5)); },
                kInvalid, "payload of a list"},
         Attack{"BytesBehindTheLists",
                [] {
                  return OnV({}, RecordOf({{1, 0, Raw({{0, kHalf}}, 4)}}) + "x");
                },
-               kInvalid, "expected the end"},
-        Attack{"AnEmptyRecord", [] { return OnV({}, std::string(4, '\0')); }, kInvalid,
+               kInvalid, "9 bytes, expected 8"},
+        Attack{"BytesBehindNoLists", [] { return OnV({}, std::string("\0x", 2)); }, kInvalid,
+               "expected the end"},
+        Attack{"AModeWithoutAList", [] { return OnV({}, "\x10"); }, kInvalid,
+               "a mode, but no list"},
+        Attack{"AListThatIsEmpty", [] { return OnV({}, "\2"); }, kInvalid, "there, but empty"},
+        Attack{"AnEmptyRecord", [] { return OnV({}, std::string(1, '\0')); }, kInvalid,
                "the manifest says 1"},
         Attack{"GapsThatAreABomb",
                [] {
@@ -252,24 +277,14 @@ INSTANTIATE_TEST_SUITE_P(
                  return OnV({{1, 2, std::string(100, '\0')}});
                },
                kInvalid, "goes on after"},
-        Attack{"MixedRowsOfNoElements",
-               [] {
-                 return OnV({{1, 4, std::string("\0\0", 2)}});
-               },
-               kInvalid, "rows of no elements"},
-        Attack{"MixedRowsAboveTheSegment",
-               [] {
-                 return OnV({{1, 5, std::string("\xff\xff\xff\x7f\0", 5)}});
-               },
-               kInvalid, "width of a row"},
         Attack{"MixedCodeAboveItsPayload",
                [] {
-                 return OnV({{1, 4, "\4\x64x"}});
+                 return OnV({{1, 4, "\x64x"}});
                },
-               kInvalid, "coded bits"},
+               kInvalid, "other bits"},
         Attack{"MixedCodeWithoutItsEvents",
                [] {
-                 return OnV({{1, 4, "\4" + std::string("\0", 1)}});
+                 return OnV({{1, 4, std::string("\0", 1)}});
                },
                kInvalid, "holds 0 events, announces 1"},
         Attack{"MixedCodeOfMoreEvents",
@@ -279,27 +294,17 @@ INSTANTIATE_TEST_SUITE_P(
                kInvalid, "more events than the 1"},
         Attack{"MixedCodeThatGoesOn",
                [] {
-                 return OnV({{2, 4, Payload(Mode::kMixed) + "x"}});
+                 return OnV({{2, 4, Longer(Payload(Mode::kMixed))}});
                },
                kInvalid, "goes on after"},
-        Attack{"CountedRowsOfNoElements",
-               [] {
-                 return OnV({{1, 6, std::string("\0\0\0", 3)}});
-               },
-               kInvalid, "rows of no elements"},
-        Attack{"CountedOptionsThatAreNotKnown",
-               [] {
-                 return OnV({{1, 6, std::string("\4\x08\0", 3)}});
-               },
-               kInvalid, "options"},
         Attack{"CountedCodeAboveItsPayload",
                [] {
-                 return OnV({{1, 6, std::string("\4\0\x64x", 4)}});
+                 return OnV({{1, 6, "\x64x"}});
                },
-               kInvalid, "coded bits"},
+               kInvalid, "other bits"},
         Attack{"CountedCodeWithoutItsEvents",
                [] {
-                 return OnV({{1, 6, std::string("\4\0\0", 3)}});
+                 return OnV({{1, 6, std::string("\0", 1)}});
                },
                kInvalid, "holds 0 events, announces 1"},
         Attack{"CountedCodeOfMoreEvents",
@@ -307,6 +312,31 @@ INSTANTIATE_TEST_SUITE_P(
                  return OnV({{1, 6, Payload(Mode::kCounted)}});
                },
                kInvalid, "more events than the 1"},
+        Attack{"AThresholdAboveAnyMagnitude",
+               [] {
+                 return OnV({kNone, {1, 14, Threshold(uint64_t{1} << 33, 0, "")}});
+               },
+               kInvalid, "least magnitude that stays"},
+        Attack{"AThresholdOfMoreDrops",
+               [] {
+                 return OnV({kNone, {1, 14, Threshold(kTwo + 1, 0, "")}});
+               },
+               kInvalid, "more events than the 1"},
+        Attack{"AThresholdOfFewerDrops",
+               [] {
+                 return OnV({kNone, {1, 14, Threshold(1, 0, "")}});
+               },
+               kInvalid, "holds 0 events, announces 1"},
+        Attack{"AThresholdThatEndsEarly",
+               [] {
+                 return OnV({kNone, {1, 14, std::string("\1")}});
+               },
+               kInvalid, "magnitudes that may drop"},
+        Attack{"AThresholdThatGoesOn",
+               [] {
+                 return OnV({kNone, {2, 14, Threshold(kTwo + 1, 0, std::string(100, '\0'))}});
+               },
+               kInvalid, "goes on after"},
         Attack{"ClassCodeWithoutItsEvents",
                [] {
                  return OnV({{2, 3, std::string(40, '\xff')}});
@@ -326,38 +356,48 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Attack{"NoRecords", [] { return WithBody([](const Draft&) { return ""; }); }, kInvalid,
                "records of 0 tensors, expected 2"},
-        Attack{"ARecordTwice",
+        Attack{"RecordsTwice",
                [] { return WithBody([](const Draft& d) { return d.body + d.body; }); }, kInvalid,
-               "is not in order"},
+               "which the manifest has not"},
         Attack{"ATensorPastTheTable",
                [] {
-                 return WithBody(
-                     [](const Draft& d) { return d.body + SerializeRecord(2, 0, "x"); });
+                 return WithBody([](const Draft& d) {
+                   return d.body + SerializeRecord(RecordPlace{1, 0}, {2, 0}, "x");
+                 });
                },
                kInvalid, "which the manifest has not"},
         Attack{"ASegmentPastTheTensor",
                [] {
-                 return WithBody(
-                     [](const Draft& d) { return d.body + SerializeRecord(1, 1, "x"); });
+                 return WithBody([](const Draft& d) {
+                   return d.body + SerializeRecord(RecordPlace{1, 0}, {1, 1}, "x");
+                 });
                },
                kInvalid, "which the manifest has not"},
         Attack{"ATensorLeftOut",
-               [] { return WithBody([](const Draft&) { return SerializeRecord(1, 0, "x"); }); },
-               kInvalid, "is not in order"},
+               [] {
+                 return WithBody([](const Draft&) { return SerializeRecord({}, {0, 0}, "x"); });
+               },
+               kInvalid, "records of 1 tensors, expected 2"},
+        Attack{"AFirstRecordThatGoesOn",
+               [] { return WithBody([](const Draft& d) { return "\1\1" + d.body; }); }, kInvalid,
+               "the first record goes on"},
+        Attack{
+            "APlaceThatNeedsNoTelling",
+            [] { return WithBody([](const Draft& d) { return std::string("\1\0", 2) + d.body; }); },
+            kInvalid, "told by no flag"},
         Attack{"ARecordPastTheEnd",
-               [] { return WithBody([](const Draft&) { return std::string("\0\0\x7fxx", 5); }); },
+               [] { return WithBody([](const Draft&) { return std::string("\x7exx"); }); },
                kInvalid, "ends inside a record"},
         Attack{"ARecordAboveItsCap",
                [] {
-                 return WithBody(
-                     [](const Draft&) { return std::string("\0\0\xff\xff\xff\xff\x0f", 7); });
+                 return WithBody([](const Draft&) { return std::string("\xff\xff\xff\xff\x0f"); });
                },
                kInvalid, "size of a record"},
         Attack{"ARecordThatIsRubbish",
                [] {
-                 return WithBody([](const Draft& d) {
-                   return SerializeRecord(0, 0, std::string(30, '\x5a')) +
-                          d.body.substr(d.body.size() - 0) + SerializeRecord(1, 0, "\x01");
+                 return WithBody([](const Draft&) {
+                   return SerializeRecord({}, {0, 0}, std::string(30, '\x5a')) +
+                          SerializeRecord(RecordPlace{0, 0}, {1, 0}, "\x01");
                  });
                },
                kInvalid, "tensor 'v', segment 0: "}),

@@ -5,6 +5,7 @@
 
 #include "engine/updates/bytes.h"
 #include "engine/updates/zstd.h"
+#include "tests/engine/updates/first_format.h"
 
 namespace espalier::updates {
 namespace {
@@ -35,10 +36,16 @@ std::string Patched(size_t at, absl::string_view with) {
   return bytes.replace(at, with.size(), std::string(with));
 }
 
-std::string Sized(uint32_t manifest_bytes) {
-  ByteWriter size;
-  size.LittleEndian(manifest_bytes, 4);
-  return Patched(10, size.bytes());
+// The size of the manifest, behind magic and version, is another.
+std::string Sized(uint64_t manifest_bytes) {
+  const std::string bytes = Signed(Good());
+  ByteReader reader(absl::string_view(bytes).substr(10));
+  (void)reader.Varint("size", UINT64_MAX);
+  ByteWriter out;
+  out.Raw(absl::string_view(bytes).substr(0, 10));
+  out.Varint(manifest_bytes);
+  out.Raw(absl::string_view(bytes).substr(10 + reader.offset()));
+  return out.Take();
 }
 
 // The body with one bit turned, after signing.
@@ -52,7 +59,7 @@ std::string Turned(bool in_body) {
 std::string WithSignaturesOf(const Draft& of, const Draft& on) {
   const std::string other = Signed(of), own = on.Bytes();
   const size_t other_head = other.size() - of.body.size(), own_head = own.size() - on.body.size();
-  return own.substr(0, own_head - 1) + other.substr(other_head - 81, 81) + on.body;
+  return own.substr(0, own_head - 1) + other.substr(other_head - 73, 73) + on.body;
 }
 
 Draft Later() {
@@ -68,15 +75,15 @@ INSTANTIATE_TEST_SUITE_P(
         Attack{"SomethingElse", [] { return std::string(500, 'x'); }, kInvalid, "is no delta"},
         Attack{"LineEndsChangedInTransit", [] { return Patched(5, "\n\n\n"); }, kInvalid,
                "is no delta"},
-        Attack{"NewerFormat", [] { return Patched(8, std::string("\2\0", 2)); },
-               absl::StatusCode::kUnimplemented, "has format version 2, this build reads 1"},
+        Attack{"NewerFormat", [] { return Patched(8, std::string("\3\0", 2)); },
+               absl::StatusCode::kUnimplemented, "has format version 3, this build reads 1 to 2"},
         Attack{"FormatZero", [] { return Patched(8, std::string("\0\0", 2)); }, kInvalid,
                "format version 0"},
         Attack{"ManifestAboveItsCap", [] { return Sized(0xffffffff); }, kInvalid,
                "expected at most"},
         Attack{"ManifestPastTheEnd", [] { return Sized(1 << 20); }, kInvalid,
                "ends inside the manifest"},
-        Attack{"ManifestCutShort", [] { return Sized(100); }, kInvalid, "expected"},
+        Attack{"ManifestCutShort", [] { return Sized(100); }, kInvalid, "the data ends"},
         Attack{"TooManySignatures",
                [] {
                  const Draft draft = Good();
@@ -100,7 +107,8 @@ INSTANTIATE_TEST_SUITE_P(
         Attack{"BytesBehindTheEnd", [] { return Signed(Good()) + "x"; }, kInvalid, "has a body of"},
         Attack{"TwoDeltasInOneFile", [] { return Signed(Good()) + Signed(Good()); }, kInvalid,
                "has a body of"},
-        Attack{"BodyChangedInTransit", [] { return Turned(true); }, kInvalid, "damaged or changed"},
+        Attack{"BodyChangedInTransit", [] { return Turned(true); }, kDenied,
+               "was damaged, or changed"},
         Attack{"ManifestChangedInTransit", [] { return Turned(false); }, kDenied, "is wrong"}),
     NameOfAttack);
 
@@ -146,15 +154,18 @@ INSTANTIATE_TEST_SUITE_P(
         Attack{"ModelNameWithControlCharacters", CHANGED(m.model = "a\nb"), kInvalid, "model"},
         Attack{"ModelNameTooLong", CHANGED(m.model = std::string(300, 'm')), kInvalid,
                "expected at most 256"},
-        Attack{"ForAnotherBase", CHANGED(m.base.weights[0] ^= 1), kPrecondition,
+        Attack{"ForAnotherBase", CHANGED(m.base_weights[0] ^= 1), kPrecondition,
                "is made for weights with the digest"},
-        Attack{"PromisesAnotherTarget", CHANGED(m.target.weights[0] ^= 1), kInvalid,
+        Attack{"PromisesAnotherTarget", CHANGED(m.target_weights[0] ^= 1), kInvalid,
                "its manifest promises"},
         Attack{"ChangesTheSchema", CHANGED(m.schema_changes = true), kPrecondition,
                "not to a model that is being served"},
-        Attack{"LiesAboutNonzeros", CHANGED(++m.target_nonzeros), kInvalid, "the events gain"},
+        Attack {
+          "DropsMoreThanThereIs", CHANGED(m.base_nonzeros = 0; m.tensors[1].counts.of[1] = 900),
+              kInvalid, "the events gain"
+        },
         Attack{"LiesAboutChanges", CHANGED(++m.tensors[1].counts.of[0]), kInvalid,
-               "changes, the manifest says "},
+               "tensor 'w', segment 0: change list: "},
         Attack{"TensorsNotInOrder", CHANGED(std::swap(m.tensors[0], m.tensors[1])), kInvalid,
                "expected ascending names"},
         Attack{"ATensorTwice", CHANGED(m.tensors[1] = m.tensors[0]), kInvalid,
@@ -169,7 +180,8 @@ INSTANTIATE_TEST_SUITE_P(
         Attack{"ATensorOfAnotherShape",
                CHANGED((m.tensors[1].tensor.dims = std::vector<int64_t>{10, 100})), kPrecondition,
                "the base has w BF16 [100, 10]"},
-        Attack{"ATensorWhoseBytesAreNotItsDims", CHANGED(m.tensors[0].tensor.bytes = 20), kInvalid,
+        Attack{"ATensorLargerThanAnyMayBe",
+               CHANGED((m.tensors[0].tensor.dims = {int64_t{1} << 45})), kInvalid,
                "which is not what its dims say"},
         Attack{"DimsWhoseProductOverflows",
                CHANGED((m.tensors[0].tensor.dims = std::vector<int64_t>(3, int64_t{1} << 40))),
@@ -184,15 +196,11 @@ INSTANTIATE_TEST_SUITE_P(
         Attack{"ATensorWithoutEvents", CHANGED(m.tensors[0].counts = {}), kInvalid, "has no event"},
         Attack {
           "ATensorTheBodyHasNot",
-              CHANGED(m.tensors.push_back(m.tensors[0]); m.tensors.back().tensor.name = "z";
-                      m.target_nonzeros += m.tensors[0].counts.gained()),
+              CHANGED(m.tensors.push_back(m.tensors[0]); m.tensors.back().tensor.name = "z"),
               kPrecondition, "which the base has not"
         },
-        Attack {
-          "FewerTensorsThanTheBody",
-              CHANGED(m.target_nonzeros -= m.tensors[1].counts.gained(); m.tensors.pop_back()),
-              kInvalid, "which the manifest has not"
-        },
+        Attack{"FewerTensorsThanTheBody", CHANGED(m.tensors.pop_back()), kInvalid,
+               "which the manifest has not"},
         Attack{"RestWithoutSize", CHANGED(m.rest_bytes = 10), kInvalid,
                "a size without a compressed size"},
         Attack {
@@ -212,16 +220,7 @@ std::string Rewritten(const std::function<void(std::string&)>& change) {
   const Draft draft = Good();
   std::string manifest = SerializeManifest(draft.manifest).value();
   change(manifest);
-  ByteWriter head;
-  head.Raw(absl::string_view(Signed(draft)).substr(0, 10));
-  head.LittleEndian(manifest.size(), 4);
-  head.Raw(manifest);
-  std::string bytes = head.Take();
-  const Signature signature = Publisher().Sign(bytes).value();
-  bytes.push_back(1);
-  bytes.append(signature.key.begin(), signature.key.end());
-  bytes.append(signature.bytes.begin(), signature.bytes.end());
-  return bytes + draft.body;
+  return draft.Bytes(manifest, {Publisher()});
 }
 
 constexpr size_t kFlagsAt = 7;  // behind the text "digits"
@@ -229,8 +228,32 @@ constexpr size_t kFlagsAt = 7;  // behind the text "digits"
 INSTANTIATE_TEST_SUITE_P(
     ManifestBytes, AttackTest,
     ::testing::Values(
-        Attack{"UnknownFlag", [] { return Rewritten([](std::string& m) { m[kFlagsAt] |= 8; }); },
-               kInvalid, "flags 8"},
+        Attack{"UnknownFlag", [] { return Rewritten([](std::string& m) { m[kFlagsAt] = 16; }); },
+               kInvalid, "flags 16"},
+        Attack{"ARestThatIsNone",
+               [] {
+                 return Rewritten([](std::string& m) {
+                   m[kFlagsAt] |= 4;
+                   m.insert(m.find("\2v\nw\n"), 2, '\0');
+                 });
+               },
+               kInvalid, "a rest of no bytes"},
+        Attack{"AnExpiryThatIsNone",
+               [] {
+                 return Rewritten([](std::string& m) {
+                   m[kFlagsAt] |= 8;
+                   m.insert(kFlagsAt + 1 + 3 + 5, 1, '\0');
+                 });
+               },
+               kInvalid, "an expiry time of 0"},
+        Attack{"ANameThatDoesNotEnd",
+               [] {
+                 return Rewritten([](std::string& m) {
+                   m.resize(m.find("v\nw\n"));
+                   m += "v\nw";
+                 });
+               },
+               kInvalid, "the name of a tensor does not end"},
         Attack{"ANumberInALongForm",
                [] {
                  return Rewritten(
@@ -254,7 +277,8 @@ INSTANTIATE_TEST_SUITE_P(
                  return Rewritten([](std::string& m) {
                    const std::string bomb = ZstdCompress(std::string(100 << 20, '\0'), 3).value();
                    m[kFlagsAt] |= 2;
-                   m.resize(m.find("\1v\3F32"));
+                   m.resize(m.find("v\nw\n"));
+                   m += '\x20';  // bytes that it says it holds
                    m += bomb;
                  });
                },
@@ -265,7 +289,8 @@ INSTANTIATE_TEST_SUITE_P(
 std::string FirstOf(const Draft& draft) {
   const auto delta = OpenBytes(draft.Bytes());
   const auto records = delta->Records();
-  return draft.body.substr(0, (*records)[1].offset - delta->head_bytes() - 4);
+  const RecordRef& first = records->front();
+  return draft.body.substr(0, first.offset + first.bytes - delta->head_bytes());
 }
 
 // --- every byte -----------------------------------------------------------------------------------
@@ -348,6 +373,50 @@ TEST(AttacksTest, AJournalAboveTheLimitIsRefusedBeforeItIsReserved) {
   policy.limits.max_bytes = 16;
   EXPECT_EQ(ReceiveBytes(Signed(Good()), policy).status().code(),
             absl::StatusCode::kResourceExhausted);
+}
+
+// --- format 1 -------------------------------------------------------------------------------------
+
+// Not signed; `change` is done to the manifest before it is written.
+absl::StatusOr<Journal> ReceiveFirstFormat(const std::function<void(Manifest&)>& change,
+                                           bool damaged = false) {
+  Draft draft = Good();
+  std::string body = testing::BodyInFirstFormat(draft);
+  change(draft.manifest);
+  const std::string manifest =
+      testing::FirstFormatManifest(draft.manifest, TheWorld().digest, body);
+  if (damaged) body.back() = static_cast<char>(body.back() ^ 1);
+  ReceivePolicy policy = Policy();
+  policy.trust.reset();
+  return ReceiveBytes(testing::FirstFormatBytes(manifest, body), policy);
+}
+
+TEST(FirstFormatTest, LeadsToWhatTheNewestDoes) {
+  const auto journal = ReceiveFirstFormat([](Manifest&) {});
+  ASSERT_TRUE(journal.ok()) << journal.status();
+  EXPECT_EQ(*journal, *ReceiveBytes(Signed(Good())));
+}
+
+TEST(FirstFormatTest, WhatItSaysTwiceIsChecked) {
+  const auto expect_refused = [](const absl::StatusOr<Journal>& journal, const char* reason) {
+    EXPECT_EQ(journal.status().code(), kInvalid) << journal.status();
+    EXPECT_THAT(std::string(journal.status().message()), HasSubstr(reason));
+  };
+  expect_refused(ReceiveFirstFormat([](Manifest&) {}, true), "damaged or changed");
+  expect_refused(ReceiveFirstFormat([](Manifest& m) { ++m.target_nonzeros; }), "the events gain");
+  expect_refused(ReceiveFirstFormat([](Manifest& m) { ++m.tensors[1].counts.of[0]; }),
+                 "changes, the manifest says ");
+  expect_refused(ReceiveFirstFormat([](Manifest& m) { m.tensors[0].tensor.bytes = 20; }),
+                 "which is not what its dims say");
+  expect_refused(ReceiveFirstFormat([](Manifest& m) { std::swap(m.tensors[0], m.tensors[1]); }),
+                 "expected ascending names");
+  expect_refused(ReceiveFirstFormat([](Manifest& m) {
+                   m.target_nonzeros -= m.tensors[1].counts.gained();
+                   m.tensors.pop_back();
+                 }),
+                 "which the manifest has not");
+  EXPECT_EQ(ReceiveFirstFormat([](Manifest& m) { m.tensors[1].tensor.name = "x"; }).status().code(),
+            kPrecondition);
 }
 
 }  // namespace

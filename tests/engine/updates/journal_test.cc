@@ -230,7 +230,7 @@ TEST(JournalTest, AChainOfAThousandDeltasEqualsTheTarget) {
     auto journal = DecodeJournal(*delta, live);
     ASSERT_TRUE(journal.ok()) << journal.status();
     live.Apply(*journal);
-    ASSERT_EQ(*DigestOf(live), delta->manifest().target.weights) << step;
+    ASSERT_EQ(*DigestOf(live), delta->manifest().target_weights) << step;
     journals.push_back(*std::move(journal));
     truth = next;
   }

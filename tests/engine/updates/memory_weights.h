@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -68,13 +69,14 @@ struct Draft {
   Manifest manifest;
   std::string body;
 
-  // The size and digest of the body are brought up to date.
-  void Seal() {
-    manifest.body_bytes = body.size();
-    manifest.body = Sha256Of(body);
-  }
+  // The size of the body is brought up to date.
+  void Seal() { manifest.body_bytes = body.size(); }
   std::string Bytes(const std::vector<PrivateKey>& keys = {}) const {
-    auto head = SerializeHead(manifest, keys);
+    return Bytes(SerializeManifest(manifest).value(), keys);
+  }
+  // With these bytes in place of the manifest's.
+  std::string Bytes(absl::string_view serialized, const std::vector<PrivateKey>& keys) const {
+    auto head = SerializeHead(serialized, Sha256Of(body), keys);
     EXPECT_TRUE(head.ok()) << head.status();
     return *head + body;
   }
@@ -87,10 +89,12 @@ inline Draft MakeDraft(const MemoryWeights& from, const MemoryWeights& to,
   for (size_t i = 0; i < from.tensors().size(); ++i) map.push_back(static_cast<int64_t>(i));
   WeightEncoderOptions options;
   options.encode = encode;
+  std::optional<RecordPlace> last;
   auto encoded = EncodeWeights(
       from, to, map,
       [&](size_t tensor, int64_t segment, absl::string_view record) {
-        draft.body += SerializeRecord(tensor, segment, record);
+        const RecordPlace place{tensor, segment};
+        draft.body += SerializeRecord(std::exchange(last, place), place, record);
         return absl::OkStatus();
       },
       options);
@@ -101,8 +105,8 @@ inline Draft MakeDraft(const MemoryWeights& from, const MemoryWeights& to,
   manifest.target_version = 4;
   manifest.sequence = 17;
   manifest.created_seconds = 1'800'000'000;
-  manifest.base.weights = encoded->base;
-  manifest.target.weights = encoded->target;
+  manifest.base_weights = HalfOf(encoded->base);
+  manifest.target_weights = encoded->target;
   manifest.base_nonzeros = encoded->base_nonzeros;
   manifest.target_nonzeros = encoded->target_nonzeros;
   manifest.tensors = encoded->tensors;

@@ -16,6 +16,7 @@
 #include "engine/updates/nonzero_bits.h"
 #include "engine/updates/packed_segment.h"
 #include "engine/updates/word_coder.h"
+#include "tests/engine/updates/first_format.h"
 #include "tests/engine/updates/random_weights.h"
 
 namespace espalier::updates {
@@ -55,10 +56,11 @@ class SegmentCodecTest : public ::testing::Test {
     return packed;
   }
   // What the record makes of the base.
-  static std::vector<Bits> Decode(std::vector<Bits> base, absl::string_view record) {
+  static std::vector<Bits> Decode(std::vector<Bits> base, absl::string_view record,
+                                  const RecordForm& form) {
     std::vector<Edit> edits;
     EventCounts counts;
-    const auto status = DecodeSegment(kKindOf<Element>, Packed(base), record, edits, counts);
+    const auto status = DecodeSegment(kKindOf<Element>, Packed(base), record, form, edits, counts);
     EXPECT_TRUE(status.ok()) << status;
     EXPECT_EQ(static_cast<int64_t>(edits.size()), counts.total());
     for (size_t i = 0; i < edits.size(); ++i) {
@@ -81,13 +83,20 @@ class SegmentCodecTest : public ::testing::Test {
                                                   {32 + 1, 100'000},
                                                   {64 + 1, 1},
                                                   {64 + 1, 10},
-                                                  {127, 10}}) {
+                                                  {128 + 1, 1},
+                                                  {127, 10},
+                                                  {255, 10}}) {
       const std::string record = Encode(pair, {.modes = modes, .row_elements = row_elements});
       if (pair.before == pair.after) {
         EXPECT_EQ(record, "");
       } else {
-        EXPECT_EQ(Decode(pair.before, record), pair.after)
+        EXPECT_EQ(Decode(pair.before, record, {.row_elements = row_elements}), pair.after)
             << "modes " << int{modes} << ", rows of " << row_elements;
+        if (modes >= 128) continue;
+        const int64_t width = RowWidth(row_elements, static_cast<int64_t>(pair.before.size()));
+        EXPECT_EQ(Decode(pair.before, testing::InFirstFormat(record, width), {.format_version = 1}),
+                  pair.after)
+            << "format 1, modes " << int{modes} << ", rows of " << row_elements;
       }
     }
   }
@@ -127,7 +136,7 @@ TYPED_TEST(SegmentCodecTest, EveryModeRestoresWhatTrainingAndChanceChange) {
 
 TYPED_TEST(SegmentCodecTest, ListsAboveTheTrialKeepTheirModeAndTheirEvents) {
   const auto pair = MakePair<TypeParam>(200'000, 7, {.changes = 0.5});
-  EXPECT_EQ(this->Decode(pair.before, this->Encode(pair)), pair.after);
+  EXPECT_EQ(this->Decode(pair.before, this->Encode(pair), {}), pair.after);
 }
 
 TYPED_TEST(SegmentCodecTest, NoChangeTakesNothingAndAllChangedComesBack) {
@@ -192,38 +201,94 @@ TEST(SegmentCodecSizeTest, OneUlpAtOnePercentTakesLessThanTenBitsAChange) {
   ASSERT_TRUE(record.ok());
   EXPECT_LT(8.0 * static_cast<double>(record->size()) / static_cast<double>(counts.total()), 10.0);
   int modes[kEventKinds];
-  ASSERT_TRUE(ReadModes(*record, modes).ok());
+  ASSERT_TRUE(ReadModes(*record, {}, modes).ok());
   EXPECT_GE(modes[0], static_cast<int>(Mode::kRange));
 }
 
-// Less than what a decoder reads ahead may be missing unnoticed here: the body's digest covers that.
+// Less than what a decoder reads ahead may be missing unnoticed here: what is signed covers that.
 TEST(SegmentCodecRecordTest, ACodedListThatWasCutIsRefused) {
-  const auto pair = MakePair<BFloat16Element>(
+  const auto changes = MakePair<BFloat16Element>(
       5000, 9, {.changes = 0.9, .drops = 0, .grows = 0, .flips = 0, .arbitrary = 0});
+  const auto drops = MakePair<BFloat16Element>(
+      5000, 9, {.changes = 0, .drops = 0.5, .grows = 0, .flips = 0, .arbitrary = 0});
   for (uint8_t m = 0; m < kModes; ++m) {
-    const auto mode = static_cast<Mode>(m);
-    const std::string record = SegmentCodecTest<BFloat16Element>::Encode(
-        pair, {.modes = static_cast<uint8_t>(1 << static_cast<int>(mode))});
-    ByteReader reader(record);
-    const uint64_t count = *reader.Varint("count", UINT64_MAX);
-    ASSERT_EQ(*reader.Byte("mode"), static_cast<uint8_t>(mode));
-    const absl::string_view payload = *reader.Text("payload", UINT64_MAX);
-    for (size_t cut = 10; cut < payload.size(); cut += 37) {
-      ByteWriter shorter;
-      shorter.Varint(count);
-      shorter.Byte(static_cast<uint8_t>(mode));
-      shorter.Text(payload.substr(0, payload.size() - cut));
-      shorter.Raw(std::string(3, '\0'));
+    const bool is_of_drops = static_cast<Mode>(m) == Mode::kThreshold;
+    const auto& pair = is_of_drops ? drops : changes;
+    const PackedSegment base(ElementKind::kBFloat16, pair.before.data(), 5000);
+    const std::string record =
+        SegmentCodecTest<BFloat16Element>::Encode(pair, {.modes = static_cast<uint8_t>(1 << m)});
+    const auto expect_refused = [&](const std::string& cut, uint16_t format_version) {
       std::vector<Edit> edits;
       EventCounts counts;
-      EXPECT_EQ(DecodeSegment(ElementKind::kBFloat16,
-                              PackedSegment(ElementKind::kBFloat16, pair.before.data(), 5000),
-                              shorter.bytes(), edits, counts)
+      EXPECT_EQ(DecodeSegment(ElementKind::kBFloat16, base, cut, {.format_version = format_version},
+                              edits, counts)
                     .code(),
                 absl::StatusCode::kInvalidArgument)
-          << "mode " << static_cast<int>(mode) << ", cut by " << cut;
+          << "mode " << int{m} << ", format " << format_version << ", " << cut.size();
+    };
+    for (size_t cut = 10; cut + 10 < record.size(); cut += 37) {
+      const std::string shorter = record.substr(0, record.size() - cut);
+      expect_refused(shorter, 2);
+      if (m != 0 && !is_of_drops && !IsMixed(static_cast<Mode>(m)))
+        expect_refused(testing::InFirstFormat(shorter, 5000), 1);
     }
   }
+}
+
+// What magnitude pruning drops: a threshold tells it all, but for those of its own magnitude; and a few
+// that a threshold misses cost a few bits.
+TEST(SegmentCodecSizeTest, TheSmallestThatDropTakeNextToNothing) {
+  auto pair = MakePair<BFloat16Element>(
+      50'000, 13, {.zeros = 0.5, .changes = 0, .drops = 0, .grows = 0, .flips = 0, .arbitrary = 0});
+  int64_t drops = 0;
+  const auto drop_below = [&](uint16_t magnitude) {
+    drops = 0;
+    for (size_t i = 0; i < pair.before.size(); ++i) {
+      const bool drops_now = !BFloat16Element::IsZero(pair.before[i]) &&
+                             (pair.before[i] & 0x7fff) + (i % 7 == 0 ? 40 : 0) < magnitude;
+      pair.after[i] = drops_now ? 0 : pair.before[i];
+      drops += drops_now;
+    }
+  };
+  std::vector<uint16_t> magnitudes;
+  for (const uint16_t bits : pair.before) {
+    if (!BFloat16Element::IsZero(bits)) magnitudes.push_back(bits & 0x7fff);
+  }
+  std::nth_element(magnitudes.begin(), magnitudes.begin() + 1000, magnitudes.end());
+  drop_below(magnitudes[1000]);
+  ASSERT_GT(drops, 500);
+  const std::string record = SegmentCodecTest<BFloat16Element>::Encode(pair);
+  int modes[kEventKinds];
+  ASSERT_TRUE(ReadModes(record, {}, modes).ok());
+  EXPECT_EQ(modes[1], static_cast<int>(Mode::kThreshold));
+  EXPECT_LT(8.0 * static_cast<double>(record.size()) / static_cast<double>(drops), 2.0);
+}
+
+// Format 1 told the width of rows and the options of a counted list.
+TEST(SegmentCodecRecordTest, RowsOfFormat1AreChecked) {
+  const std::vector<uint32_t> base = {0x3f800000, 0, 0x40000000, 0x80000000};
+  const auto decode = [&](uint8_t mode, absl::string_view payload) {
+    ByteWriter record;
+    record.Varint(1);
+    record.Byte(mode);
+    record.Text(payload);
+    record.Raw(std::string(3, '\0'));
+    std::vector<Edit> edits;
+    EventCounts counts;
+    return std::string(DecodeSegment(ElementKind::kFloat32,
+                                     PackedSegment(ElementKind::kFloat32, base.data(), 4),
+                                     record.bytes(), {.format_version = 1}, edits, counts)
+                           .message());
+  };
+  for (const uint8_t mode : {uint8_t{4}, uint8_t{5}, uint8_t{6}}) {
+    EXPECT_THAT(decode(mode, std::string(3, '\0')), HasSubstr("rows of no elements"));
+    EXPECT_THAT(decode(mode, std::string("\xff\xff\xff\x7f\0", 5)), HasSubstr("width of a row"));
+  }
+  EXPECT_THAT(decode(4, "\4\x64x"), HasSubstr("coded bits"));
+  EXPECT_THAT(decode(6, std::string("\4\x08\0", 3)), HasSubstr("options"));
+  EXPECT_THAT(decode(6, std::string("\4\0\x64x", 4)), HasSubstr("coded bits"));
+  EXPECT_THAT(decode(6, std::string("\4\0\0", 3)), HasSubstr("holds 0 events"));
+  EXPECT_THAT(decode(7, "x"), HasSubstr("mode 7 is not known"));
 }
 
 // Columns that never move, and rows of one size and leaning: what only a mixed mode sees.
@@ -323,7 +388,7 @@ TEST(SegmentCodecSizeTest, AStepOfTheLastOnesLengthTakesLessThanFourBits) {
   const auto record =
       SegmentCodecTest<Float32Element>::Encode(pair, {.modes = 63, .row_elements = 100});
   int modes[kEventKinds];
-  ASSERT_TRUE(ReadModes(record, modes).ok());
+  ASSERT_TRUE(ReadModes(record, {}, modes).ok());
   EXPECT_EQ(modes[0], static_cast<int>(Mode::kMixedRepeats));
   EXPECT_LT(8.0 * static_cast<double>(record.size()) / 40'000, 4.0);
 }
@@ -334,7 +399,8 @@ TEST(SegmentCodecSizeTest, AMixedModeIsNotTakenForFewChanges) {
       100'000, 10, {.zeros = 0, .changes = 0.01, .drops = 0, .grows = 0, .flips = 0});
   int modes[kEventKinds];
   ASSERT_TRUE(
-      ReadModes(SegmentCodecTest<Float32Element>::Encode(pair, {.row_elements = 100}), modes).ok());
+      ReadModes(SegmentCodecTest<Float32Element>::Encode(pair, {.row_elements = 100}), {}, modes)
+          .ok());
   EXPECT_LT(modes[0], static_cast<int>(Mode::kMixed));
 }
 

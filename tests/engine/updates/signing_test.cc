@@ -16,7 +16,7 @@ TEST(SigningTest, KeysSurvivePemAndSignaturesVerify) {
   const PublicKey known = PublicKey::FromPem(PublicOf(key).ToPem().value()).value();
   EXPECT_EQ(known.id(), PublicOf(again).id());
   const Signature signature = again.Sign("message").value();
-  EXPECT_EQ(signature.key, known.id());
+  EXPECT_EQ(signature.key, TagOf(known.id()));
   EXPECT_TRUE(known.Verifies("message", signature));
   EXPECT_FALSE(known.Verifies("messagf", signature));
   EXPECT_FALSE(PublicOf(PrivateKey::Generate().value()).Verifies("message", signature));
