@@ -71,56 +71,26 @@ std::string Serialize(const std::vector<FleetTransaction>& transactions, uint16_
   return out.Take();
 }
 
-// Reads fields one after the other; the first error stays.
-class Fields {
- public:
-  explicit Fields(absl::string_view bytes) : reader_(bytes) {}
-  uint64_t Number(absl::string_view what, uint64_t most) {
-    return Take(reader_.Varint(what, most));
-  }
-  std::string Text(absl::string_view what, uint64_t most) {
-    return std::string(Take(reader_.Text(what, most)));
-  }
-  uint8_t Byte(absl::string_view what, uint8_t most) {
-    const uint8_t byte = Take(reader_.Byte(what));
-    if (byte > most) status_.Update(InvalidArgumentError(StrCat(what, " is ", byte)));
-    return byte;
-  }
-  ProbationOptions Terms() { return Take(ParseTerms(reader_)); }
-  absl::Status End() {
-    status_.Update(reader_.End("transactions"));
-    return status_;
-  }
-  bool ok() const { return status_.ok(); }
-
- private:
-  template <typename T>
-  T Take(absl::StatusOr<T> value) {
-    status_.Update(value.status());
-    return status_.ok() ? *value : T();
-  }
-  ByteReader reader_;
-  absl::Status status_;
-};
-
 absl::StatusOr<std::vector<FleetTransaction>> Parse(absl::string_view bytes, uint16_t version) {
-  Fields fields(bytes);
-  std::vector<FleetTransaction> transactions(fields.Number("transactions", kMaxTransactions));
+  ByteReader reader(bytes);
+  FieldReader fields(reader);
+  std::vector<FleetTransaction> transactions(fields.Varint("transactions", kMaxTransactions));
   for (FleetTransaction& transaction : transactions) {
     transaction.id = fields.Text("id", kMaxIdBytes);
-    transaction.version = static_cast<int64_t>(fields.Number("version", kMaxVersionNumber));
-    transaction.participants.resize(fields.Number("participants", FleetLog::kMaxParticipants));
+    transaction.version = fields.Count("version", kMaxVersionNumber);
+    transaction.participants.resize(fields.Varint("participants", FleetLog::kMaxParticipants));
     for (std::string& address : transaction.participants)
       address = fields.Text("address", FleetLog::kMaxAddressBytes);
-    transaction.self = static_cast<int64_t>(fields.Number("self", FleetLog::kMaxParticipants));
-    transaction.expires_seconds = static_cast<int64_t>(fields.Number("expiry", kMaxSeconds));
+    transaction.self = fields.Count("self", FleetLog::kMaxParticipants);
+    transaction.expires_seconds = fields.Count("expiry", kMaxSeconds);
     transaction.decision = static_cast<FleetDecision>(fields.Byte("decision", 2));
-    transaction.done = fields.Byte("done", 1) != 0;
-    if (version >= kWithProbations) transaction.probation = fields.Terms();
+    transaction.done = fields.Flag("done");
+    if (version >= kWithProbations) transaction.probation = fields.Take(ParseTerms(reader));
     if (!fields.ok()) break;
     if (auto status = CheckTransaction(transaction); !status.ok()) return status;
   }
-  if (auto status = fields.End(); !status.ok()) return status;
+  fields.End("transactions");
+  if (!fields.ok()) return fields.status();
   return transactions;
 }
 

@@ -20,35 +20,15 @@ void SerializeDouble(ByteWriter& out, double value) {
   out.LittleEndian(std::bit_cast<uint64_t>(value), 8);
 }
 
-// Fields one after the other; the first error stays.
-class Fields {
- public:
-  explicit Fields(ByteReader& reader) : reader_(reader) {}
-  uint64_t Number(absl::string_view what) { return Take(reader_.Varint(what, kMaxNumber)); }
-  absl::Duration Duration(absl::string_view what) {
-    const uint64_t micros = Number(what);
-    return micros == kMaxNumber ? absl::InfiniteDuration()
-                                : absl::Microseconds(static_cast<int64_t>(micros));
-  }
-  double Double(absl::string_view what) {
-    return std::bit_cast<double>(Take(reader_.LittleEndian(what, 8)));
-  }
-  bool Flag(absl::string_view what) {
-    const uint8_t byte = Take(reader_.Byte(what));
-    if (byte > 1) status_.Update(absl::InvalidArgumentError(absl::StrCat(what, " is ", byte)));
-    return byte == 1;
-  }
-  const absl::Status& status() const { return status_; }
+absl::Duration ReadDuration(FieldReader& fields, absl::string_view what) {
+  const uint64_t micros = fields.Varint(what, kMaxNumber);
+  return micros == kMaxNumber ? absl::InfiniteDuration()
+                              : absl::Microseconds(static_cast<int64_t>(micros));
+}
 
- private:
-  template <typename T>
-  T Take(absl::StatusOr<T> value) {
-    status_.Update(value.status());
-    return status_.ok() ? *value : T();
-  }
-  ByteReader& reader_;
-  absl::Status status_;
-};
+double ReadDouble(FieldReader& fields, absl::string_view what) {
+  return std::bit_cast<double>(fields.LittleEndian(what, 8));
+}
 
 }  // namespace
 
@@ -95,13 +75,13 @@ void SerializeTerms(ByteWriter& out, const ProbationOptions& terms) {
 }
 
 absl::StatusOr<ProbationOptions> ParseTerms(ByteReader& reader) {
-  Fields fields(reader);
+  FieldReader fields(reader);
   ProbationOptions terms;
-  terms.duration = fields.Duration("duration");
-  terms.canary_share = fields.Double("canary share");
-  terms.canary_duration = fields.Duration("duration of the canary");
-  terms.max_error_rate = fields.Double("error rate");
-  terms.max_latency_ratio = fields.Double("latency ratio");
+  terms.duration = ReadDuration(fields, "duration");
+  terms.canary_share = ReadDouble(fields, "canary share");
+  terms.canary_duration = ReadDuration(fields, "duration of the canary");
+  terms.max_error_rate = ReadDouble(fields, "error rate");
+  terms.max_latency_ratio = ReadDouble(fields, "latency ratio");
   terms.golden_requests = fields.Flag("golden requests");
   if (!fields.status().ok()) return fields.status();
   if (auto status = CheckTerms(terms); !status.ok()) return status;
@@ -119,12 +99,12 @@ void SerializeProbation(ByteWriter& out, const Probation& probation) {
 absl::StatusOr<Probation> ParseProbation(ByteReader& reader) {
   auto terms = ParseTerms(reader);
   if (!terms.ok()) return terms.status();
-  Fields fields(reader);
+  FieldReader fields(reader);
   Probation probation{.terms = *terms};
-  probation.until_micros = static_cast<int64_t>(fields.Number("end"));
-  probation.old.answered = fields.Number("answered");
-  probation.old.failed = fields.Number("failed");
-  probation.old.compute_nanos = fields.Number("compute time");
+  probation.until_micros = fields.Count("end", kMaxNumber);
+  probation.old.answered = fields.Varint("answered", kMaxNumber);
+  probation.old.failed = fields.Varint("failed", kMaxNumber);
+  probation.old.compute_nanos = fields.Varint("compute time", kMaxNumber);
   if (!fields.status().ok()) return fields.status();
   return probation;
 }

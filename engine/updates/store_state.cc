@@ -100,74 +100,49 @@ class Writer {
   ByteWriter out_;
 };
 
-// After a failure everything reads as nothing; status() has the first.
 class Reader {
  public:
   explicit Reader(absl::string_view bytes) : reader_(bytes) {}
 
   template <typename Int>
   void Number(absl::string_view what, Int& number) {
-    Take(reader_.Varint(what, kMaxNumber),
-         [&](uint64_t value) { number = static_cast<Int>(value); });
+    number = static_cast<Int>(fields_.Varint(what, kMaxNumber));
   }
-  template <typename Array>
-  void Bytes(absl::string_view what, Array& bytes) {
-    Take(reader_.Raw(what, bytes.size()),
-         [&](absl::string_view raw) { std::copy(raw.begin(), raw.end(), bytes.begin()); });
+  template <size_t kBytes>
+  void Bytes(absl::string_view what, std::array<uint8_t, kBytes>& bytes) {
+    bytes = fields_.Bytes<kBytes>(what);
   }
   void State(UpdateState& state) {
-    Take(reader_.Byte("state"), [&](uint8_t value) {
-      if (value == 0 || value > kUpdateStates) Fail("a state that is not known");
-      state = static_cast<UpdateState>(value);
-    });
+    const uint8_t value = fields_.Byte("state", kUpdateStates);
+    if (value == 0) fields_.Fail("a state that is not known");
+    state = static_cast<UpdateState>(value);
   }
-  void Flags(bool& flag) {
-    Take(reader_.Byte("flags"), [&](uint8_t value) {
-      if (value > 1) Fail("flags that are not known");
-      flag = value == 1;
-    });
-  }
+  void Flags(bool& flag) { flag = fields_.Flag("flags"); }
   void Text(absl::string_view what, std::string& text, size_t most) {
-    Take(reader_.Text(what, most), [&](absl::string_view value) { text = std::string(value); });
+    text = fields_.Text(what, most);
   }
   void Signers(std::vector<KeyId>& signers) {
     List("signers", signers, kMaxSigners, [&](KeyId& key) { Bytes("key", key); });
   }
-  void Audit(AuditRecord& record) {
-    Take(ParseAudit(reader_), [&](AuditRecord value) { record = std::move(value); });
-  }
+  void Audit(AuditRecord& record) { record = fields_.Take(ParseAudit(reader_)); }
   void Confirmed(std::optional<Probation>& probation) {
-    bool confirmed = true;
-    Flags(confirmed);
-    if (!confirmed) probation.emplace();
+    const bool confirmed = fields_.Flag("confirmed");
+    if (fields_.ok() && !confirmed) probation.emplace();
   }
-  void Terms(Probation& probation) {
-    Take(ParseProbation(reader_), [&](const Probation& value) { probation = value; });
-  }
+  void Terms(Probation& probation) { probation = fields_.Take(ParseProbation(reader_)); }
   template <typename Items, typename Visit>
   void List(absl::string_view what, Items& list, size_t most, const Visit& visit) {
-    uint64_t count = 0;
-    Take(reader_.Varint(what, most), [&](uint64_t value) { count = value; });
-    for (uint64_t i = 0; i < count && status_.ok(); ++i) visit(list.emplace_back());
+    const uint64_t count = fields_.Varint(what, most);
+    for (uint64_t i = 0; i < count && fields_.ok(); ++i) visit(list.emplace_back());
   }
-  void Fail(absl::string_view problem) { status_.Update(absl::InvalidArgumentError(problem)); }
   absl::Status Finish() {
-    status_.Update(reader_.End("state"));
-    return status_;
+    fields_.End("state");
+    return fields_.status();
   }
 
  private:
-  template <typename T, typename Use>
-  void Take(absl::StatusOr<T> value, const Use& use) {
-    if (!status_.ok()) return;
-    if (value.ok())
-      use(*std::move(value));
-    else
-      status_ = value.status();
-  }
-
   ByteReader reader_;
-  absl::Status status_;
+  FieldReader fields_{reader_};
 };
 
 // What every store keeps to, whatever it did.
