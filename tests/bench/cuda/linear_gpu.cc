@@ -57,6 +57,11 @@ struct Implementation {
   std::string name;
   bool fused = false;  // both layers in one kernel
 
+  size_t weight_bytes() const {
+    size_t bytes = 0;
+    for (const auto& layer : layers) bytes += layer->weight_bytes();
+    return bytes;
+  }
   // Of the `tokens` tokens of copy `copy` from `first` on.
   kernels::KernelStatus Enqueue(const CudaModule* module, void* stream, int copy, int64_t first,
                                 int64_t tokens) const;
@@ -173,6 +178,9 @@ class Bench {
   std::vector<const LinearVariant*> Candidates(const LayerSpec& layer, int64_t tokens) const;
   const LinearVariant* FastestOrNull(const Case& c, const LayerSpec& layer);
   bool PacksForPair(const Case& c, const std::vector<const LinearVariant*>& chosen) const;
+  // A case's layers, each for its variant.
+  static Implementation Pack(const LayerStack& stack, const Case& c,
+                             const std::vector<const LinearVariant*>& variants);
   void Report(const Case& c, const LayerStack& stack, const std::string& variant,
               const Timing& sparse, const Timing& dense, const Baselines& baselines, bool planned,
               size_t weight_bytes);
@@ -374,6 +382,21 @@ bool Bench::PacksForPair(const Case& c, const std::vector<const LinearVariant*>&
   return kernels::FitsLinearPair(descs[0], descs[1], arch_);
 }
 
+Implementation Bench::Pack(const LayerStack& stack, const Case& c,
+                           const std::vector<const LinearVariant*>& variants) {
+  Implementation packed;
+  for (size_t l = 0; l < variants.size(); ++l) {
+    const bool repeats = l > 0 && variants[l] == variants[l - 1] &&
+                         kernels::testing::ToString(c.layers[l].weight) ==
+                             kernels::testing::ToString(c.layers[l - 1].weight);
+    packed.layers.push_back(std::make_unique<PackedLayer>(
+        stack, static_cast<int>(l), *variants[l], repeats ? packed.layers.back().get() : nullptr));
+    if (l == 0 || variants[l] != variants[l - 1])
+      packed.name += (l == 0 ? "" : "+") + std::string(variants[l]->name);
+  }
+  return packed;
+}
+
 void Bench::Run(const Case& c) {
   std::vector<const LinearVariant*> chosen;
   for (const LayerSpec& layer : c.layers) chosen.push_back(FastestOrNull(c, layer));
@@ -381,17 +404,17 @@ void Bench::Run(const Case& c) {
     return;
   const LayerStack stack(module_, c.layers, c.tokens,
                          c.cold && c.layers.size() < kLeastNodes ? kColdBytes : 0);
-  Implementation sparse;
-  size_t weight_bytes = 0;
-  for (size_t l = 0; l < c.layers.size(); ++l) {
-    const bool repeats = l > 0 && chosen[l] == chosen[l - 1] &&
-                         kernels::testing::ToString(c.layers[l].weight) ==
-                             kernels::testing::ToString(c.layers[l - 1].weight);
-    sparse.layers.push_back(std::make_unique<PackedLayer>(
-        stack, static_cast<int>(l), *chosen[l], repeats ? sparse.layers.back().get() : nullptr));
-    weight_bytes += sparse.layers.back()->weight_bytes();
-    if (l == 0 || chosen[l] != chosen[l - 1])
-      sparse.name += (l == 0 ? "" : "+") + std::string(chosen[l]->name);
+  std::vector<Implementation> sparse;
+  sparse.push_back(Pack(stack, c, chosen));
+  // Two layers' kernels overlap where both leave room for the other's thread blocks: what is fastest alone need not be so here.
+  if (c.layers.size() == 2 && chosen[0] != chosen[1]) {
+    for (const LinearVariant* both : chosen) {
+      const auto runs = [&](const LayerSpec& layer) {
+        const auto candidates = Candidates(layer, c.tokens);
+        return std::find(candidates.begin(), candidates.end(), both) != candidates.end();
+      };
+      if (runs(c.layers[0]) && runs(c.layers[1])) sparse.push_back(Pack(stack, c, {both, both}));
+    }
   }
   // Both sides may send the tokens through in chunks, so that what lies between the layers stays in L2; the best of each.
   std::vector<int64_t> chunks = {c.tokens};
@@ -408,23 +431,27 @@ void Bench::Run(const Case& c) {
     graphs.push_back(Capture(stack, implementation, chunk));
     order.push_back(graphs.back().get());
   };
-  for (int64_t chunk : chunks) {
-    capture(sparse, chunk);
-    names.push_back(sparse.name + (chunk == c.tokens ? "" : " chunks of " + std::to_string(chunk)));
-  }
+  std::vector<size_t> weight_bytes;
+  const auto capture_sparse = [&](const Implementation& implementation, const std::string& name,
+                                  int64_t chunk) {
+    capture(implementation, chunk);
+    names.push_back(name + (chunk == c.tokens ? "" : " chunks of " + std::to_string(chunk)));
+    weight_bytes.push_back(implementation.weight_bytes());
+  };
+  for (int64_t chunk : chunks) capture_sparse(sparse[0], sparse[0].name, chunk);
+  for (size_t i = 1; i < sparse.size(); ++i) capture_sparse(sparse[i], sparse[i].name, c.tokens);
   Implementation pair;
   if (PacksForPair(c, chosen)) {
     pair.fused = true;
     for (int l : {0, 1})
       pair.layers.push_back(
-          std::make_unique<PackedLayer>(stack, l, *chosen[l], sparse.layers[l].get()));
+          std::make_unique<PackedLayer>(stack, l, *chosen[l], sparse[0].layers[l].get()));
     if (const std::string error = VerifyPair(module_, stream_, stack, pair); !error.empty()) {
       std::printf("FAILED pair, %lld tokens: %s\n", static_cast<long long>(c.tokens),
                   error.c_str());
       ++failures_;
     } else {
-      names.push_back("linear_pair");
-      capture(pair, c.tokens);
+      capture_sparse(pair, "linear_pair", c.tokens);
     }
   }
   for (int64_t chunk : chunks) capture(dense, chunk);
@@ -435,7 +462,7 @@ void Bench::Run(const Case& c) {
   const Timing best_dense = *std::min_element(half, timings.end(), by_median);
   for (size_t i = 0; i < names.size(); ++i) {
     const bool planned = timings.begin() + static_cast<int64_t>(i) == best;
-    Report(c, stack, names[i], timings[i], best_dense, Baselines(), planned, weight_bytes);
+    Report(c, stack, names[i], timings[i], best_dense, Baselines(), planned, weight_bytes[i]);
   }
 }
 
