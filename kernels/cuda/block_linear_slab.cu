@@ -155,6 +155,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* y_map, const Params<T
   using Tile = Tile<kMode, kTokens, kResident>;
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const bool stores = threadIdx.x % 128 == 0;
+  constexpr int kPiece = kTokens < kStagedTokens ? kTokens : kStagedTokens;
   // Which half of the tile is this warpgroup's own.
   const int first_token = kMode == Mode::kSharedWeights ? warpgroup * kTokens : 0;
   const int first_row = kMode == Mode::kSharedX ? warpgroup * 64 : 0;
@@ -216,8 +217,9 @@ __device__ __forceinline__ void Consume(const CUtensorMap* y_map, const Params<T
     if (params.to.residual != nullptr) WaitResiduals();
     wait_for_buffer();
 #pragma unroll
-    for (int t = 0; t < kTokens; t += kStagedTokens) {
-      StageOutputs<T>(acc + t / 2, bias, params.to, output + warp * 16, buffer + t * kRowBytes);
+    for (int t = 0; t < kTokens; t += kPiece) {
+      StageOutputs<T, kPiece>(acc + t / 2, bias, params.to, output + warp * 16,
+                              buffer + t * kRowBytes);
     }
     FenceAsyncProxy();
     SyncThreads(1 + warpgroup, 128);
@@ -254,7 +256,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
   ReleaseSuccessors();
   __syncthreads();
   const auto worker_of = [&](int ring) {
-    return Worker{static_cast<int>(blockIdx.x) * Tile::kRings + ring,
+    return Worker{static_cast<int>(blockIdx.x + ring * gridDim.x),
                   static_cast<int>(gridDim.x) * Tile::kRings};
   };
   if (threadIdx.x >= 32 * kConsumerWarps) {
@@ -297,9 +299,8 @@ KernelStatus RunShape(const KernelContext& ctx, const LinearArgs& args) {
                          static_cast<int32_t>(token_tiles - 1),
                          args.weight.out < args.weight.in,
                          OutputOf<T>(args)};
-  const int64_t wanted = (tiles + Tile::kRings - 1) / Tile::kRings;
   const int64_t fitting = int64_t{kResident} * MultiprocessorCount();
-  const int64_t blocks = wanted < fitting ? wanted : fitting;
+  const int64_t blocks = tiles < fitting ? tiles : fitting;
   return Launch(ctx, {dim3(static_cast<unsigned>(blocks)), kThreads, Tile::kSharedBytes, 1, true},
                 BlockSlabKernel<T, kMode, kTokens, kResident>, x_map, y_map, params);
 }
@@ -340,6 +341,12 @@ KernelStatus RunBlockSlab64(const KernelContext& ctx, const LinearArgs& args) {
 }
 KernelStatus RunBlockSlab64Pairs(const KernelContext& ctx, const LinearArgs& args) {
   return Run(ctx, args, RunMode<Mode::kSharedWeights, 64, 2>, RunMode<Mode::kSharedX, 64, 2>);
+}
+KernelStatus RunBlockSlab16(const KernelContext& ctx, const LinearArgs& args) {
+  return Run(ctx, args, RunMode<Mode::kSharedWeights, 16, 2>, RunMode<Mode::kSharedX, 16, 2>);
+}
+KernelStatus RunBlockTwin16(const KernelContext& ctx, const LinearArgs& args) {
+  return Run(ctx, args, RunMode<Mode::kTwin, 16>, RunMode<Mode::kSharedX, 16>);
 }
 KernelStatus RunBlockTwin256(const KernelContext& ctx, const LinearArgs& args) {
   return Run(ctx, args, RunMode<Mode::kTwin, 256>, nullptr);

@@ -33,6 +33,8 @@ namespace espalier::kernels::cuda {
   X(BlockFma)                    \
   X(TwoFour)                     \
   X(BlockSlab64Pairs)            \
+  X(BlockSlab16)                 \
+  X(BlockTwin16)                 \
   X(GatherMmaStream)             \
   X(GatherMmaPairs)              \
   X(GatherMmaWhole)

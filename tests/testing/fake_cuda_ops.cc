@@ -73,7 +73,7 @@ std::vector<char> UnpackBlocks(const kernels::WeightView& weight) {
 
 bool ReadsBlocks(CudaKernel kernel) {
   return (kernel >= CudaKernel::kBlockMma && kernel <= CudaKernel::kBlockTwin128) ||
-         kernel == CudaKernel::kBlockSlab64Pairs;
+         (kernel >= CudaKernel::kBlockSlab64Pairs && kernel <= CudaKernel::kBlockTwin16);
 }
 
 }  // namespace
