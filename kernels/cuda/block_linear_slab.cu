@@ -5,7 +5,8 @@
 //   kSharedX        (128-row blocks) a tile is one block row times kTokens tokens, 64 of the rows a warpgroup;
 //   kTwin           (64-row blocks) each warpgroup has a tile of kTokens, a producer and a ring of its own, so that one
 //                   multiplies while the other is in its epilogue: for layers with few blocks a row.
-// Of tiles of 64 tokens two thread blocks fit a multiprocessor, to the same end.
+// Of tiles of 64 tokens two thread blocks fit a multiprocessor, to the same end. Tiles of 16 are for few tokens: what counts
+// then is how soon and evenly weights are read, and the first of them are asked for before the kernel before has ended.
 // The product comes out transposed (outputs × tokens)
 // because wgmma's 64-row operand must be the weights; stmatrix turns it on its way to shared memory, from where the copy
 // engine stores it while the next tile is already being multiplied. What bounds the kernel is the L2 → SM traffic of x,
@@ -14,7 +15,8 @@
 // H200, 10,240³, 90 %: with stores straight from registers 482 µs (b = 64) and 414 µs (b = 128), of which the tensor
 // cores sat out the epilogues; x traffic alone takes 375 and 190 µs at 9 TB/s. 768 → 3072 at 90 %, 1,576 tokens: two
 // thread blocks of 64-token tiles 9.3 µs, the next best form 10.0; with spans, columns and first weights fetched before the
-// kernel before has ended 8.7.
+// kernel before has ended 8.7. 10,240² at 90 %, 16 tokens, cold: tiles of 16 tokens 8.0 µs (b = 64) and 7.5 (128), where the
+// kernel that shares block rows inside clusters takes 12.2 and 12.3 (block_linear_stream.cu).
 #include "kernels/cuda/block_image.h"
 #include "kernels/cuda/device/epilogue.cuh"
 #include "kernels/cuda/device/launch.cuh"
@@ -341,9 +343,6 @@ KernelStatus RunBlockSlab64(const KernelContext& ctx, const LinearArgs& args) {
 }
 KernelStatus RunBlockSlab64Pairs(const KernelContext& ctx, const LinearArgs& args) {
   return Run(ctx, args, RunMode<Mode::kSharedWeights, 64, 2>, RunMode<Mode::kSharedX, 64, 2>);
-}
-KernelStatus RunBlockSlab16(const KernelContext& ctx, const LinearArgs& args) {
-  return Run(ctx, args, RunMode<Mode::kSharedWeights, 16, 2>, RunMode<Mode::kSharedX, 16, 2>);
 }
 KernelStatus RunBlockTwin16(const KernelContext& ctx, const LinearArgs& args) {
   return Run(ctx, args, RunMode<Mode::kTwin, 16>, RunMode<Mode::kSharedX, 16>);

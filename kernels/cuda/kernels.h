@@ -33,7 +33,6 @@ namespace espalier::kernels::cuda {
   X(BlockFma)                    \
   X(TwoFour)                     \
   X(BlockSlab64Pairs)            \
-  X(BlockSlab16)                 \
   X(BlockTwin16)                 \
   X(GatherMmaStream)             \
   X(GatherMmaPairs)              \

@@ -23,7 +23,7 @@
 
 namespace espalier::kernels::cuda {
 
-constexpr uint32_t kCudaModuleAbi = 9;
+constexpr uint32_t kCudaModuleAbi = 10;
 
 // Of a handle by which one process lets another map its device memory (cudaIpcMemHandle_t).
 constexpr size_t kIpcHandleBytes = 64;
