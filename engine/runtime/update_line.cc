@@ -147,8 +147,6 @@ absl::Status UpdateLine::EditShadow(updates::VersionStore& store,
 
 void UpdateLine::PlanDrifted(updates::VersionStore& store, planner::PreparedModel& model,
                              int64_t number) {
-  const updates::StoreState state = store.List();
-  if (const auto* record = state.Find(number); record == nullptr || record->activation != 0) return;
   const LaterWeights now([&] { return OpenWeights(store, number); });
   for (const planner::WeightReplan& replan : model.PlanDrifted(now)) {
     counts_.Add([&](UpdateStatistics& counts) {

@@ -96,7 +96,7 @@ class UpdateLine {
   // --- update_line.cc ---
   absl::StatusOr<std::unique_ptr<planner::PreparedModel>> Prepare(
       ModelManager& models, const ModelManager::Active& active, int64_t number, Shadow shadow);
-  // The planner is asked again for what has drifted; a version that served before does not wait for that.
+  // The planner is asked again for what has drifted, whichever way the version is.
   void PlanDrifted(updates::VersionStore& store, planner::PreparedModel& model, int64_t number);
   // Without a shadow, into a clone of what serves.
   absl::Status EditShadow(updates::VersionStore& store, const ModelManager::Active& active,
