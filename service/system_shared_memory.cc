@@ -26,6 +26,11 @@ constexpr size_t kMaxFileBytes = 255;
 
 std::atomic<uint64_t> pinned_bytes{0};  // of all regions
 
+uint64_t PageBytes() {
+  static const auto bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
 // The name of a file in the folder, after the one slash that shm_open wants in front or, like glibc,
 // does without. No other slash, and no way out.
 absl::StatusOr<std::string> FileOf(absl::string_view key) {
@@ -76,7 +81,7 @@ SystemSharedMemory::~SystemSharedMemory() {
 }
 
 void SystemSharedMemory::Pin(const CudaDevice& device) {
-  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t page = PageBytes();
   const uint64_t before = offset_ % page;
   if (byte_size() > kMaxPinnedBytes) return;  // sums do not overflow
   const size_t bytes = (before + byte_size() + page - 1) / page * page;
@@ -99,9 +104,24 @@ void SystemSharedMemory::Pin(const CudaDevice& device) {
   mapping_ = static_cast<std::byte*>(mapping);
 }
 
+// A page that a file loses leaves every mapping of it, and nothing brings another one into ours: nobody touches it. What is
+// cut off is cut off at the end, so that the last page tells; the first one, of a file that was emptied and is now as small.
+bool SystemSharedMemory::KeepsItsPages() const {
+  static const int page_table = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  const auto is_present = [](const std::byte* at) {
+    constexpr uint64_t kPresent = uint64_t{1} << 63;
+    const uint64_t page = reinterpret_cast<uintptr_t>(at) / PageBytes();
+    uint64_t entry = 0;
+    return pread(page_table, &entry, sizeof(entry), static_cast<off_t>(page * sizeof(entry))) ==
+               sizeof(entry) &&
+           (entry & kPresent) != 0;
+  };
+  return is_present(mapping_) && is_present(mapping_ + pinned_.bytes() - 1);
+}
+
 std::byte* SystemSharedMemory::DeviceMemory() const {
-  if (mapping_ == nullptr || !CheckFile().ok()) return nullptr;
-  return mapping_ + offset_ % static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  if (mapping_ == nullptr || !CheckFile().ok() || !KeepsItsPages()) return nullptr;
+  return mapping_ + offset_ % PageBytes();
 }
 
 absl::StatusOr<std::shared_ptr<const SystemSharedMemory>> SystemSharedMemory::Open(

@@ -5,7 +5,8 @@
 // the server with SIGBUS. Nothing waits: these files are memory.
 //
 // With a GPU the region is also mapped and pinned, for copies of the GPU alone. Those keep the pages that were pinned, so
-// that a file that became shorter costs nobody but its client. Pinning makes room for all of a file with holes: no more
+// that a file that became shorter costs nobody but its client; when it has grown again those pages are not its own any more,
+// which the page table tells, and the host reads and writes it. Pinning makes room for all of a file with holes: no more
 // than kMaxPinnedBytes of all regions are, and what is not, or cannot be, goes through the host.
 #pragma once
 
@@ -47,13 +48,15 @@ class SystemSharedMemory final : public SharedMemoryRegion {
   std::byte* DeviceMemory() const override;
   // Leaves the region as it is when something is in the way.
   void Pin(const CudaDevice& device);
+  // Whether the pages that were pinned are still the file's.
+  bool KeepsItsPages() const;
   absl::Status Shrunk(uint64_t file_bytes) const;
   absl::Status CheckFile() const;
 
   const std::string key_;
   const int fd_;
   const uint64_t offset_;  // in the file
-  // Of whole pages, with the region somewhere in the first; null: not pinned.
+  // Of whole pages, with the region's beginning in the first; null: not pinned. Never looked at.
   std::byte* mapping_ = nullptr;
   CudaHandle pinned_;
 };

@@ -195,6 +195,21 @@ TEST_F(PinnedMemoryTest, AFileThatBecameShorterHasNoAddressAnyMore) {
   EXPECT_THAT(Message(region->Write(0, Bytes("x")), kInvalid), HasSubstr("only 8191 bytes"));
 }
 
+TEST_F(PinnedMemoryTest, AFileThatWasCutShortAndGrewAgainIsReadByTheHostForItsPagesAreOthers) {
+  for (const size_t cut_at : {0, 4'096, 16'383}) {
+    ClientMemory memory(20'000);
+    ASSERT_TRUE(regions_.RegisterSystem("r", memory.key(), 0, 20'000).ok());
+    const auto region = *regions_.Find("r");
+    ASSERT_NE(region->DeviceAddress(0, 1), nullptr);
+    memory.Resize(cut_at);
+    memory.Resize(20'000);
+    memory.Put(0, "abc");
+    EXPECT_EQ(region->DeviceAddress(0, 1), nullptr) << cut_at;
+    EXPECT_EQ(Read(*region, 0, 3), "abc");
+    ASSERT_TRUE(regions_.Unregister(kSystem, "r").ok());
+  }
+}
+
 TEST_F(PinnedMemoryTest, ItIsUnpinnedWithItsLastUser) {
   ClientMemory memory(100);
   ASSERT_TRUE(regions_.RegisterSystem("r", memory.key(), 0, 100).ok());
