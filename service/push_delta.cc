@@ -31,16 +31,17 @@ absl::StatusOr<FileKey> ReadHeader(const v1::PushHeader& header) {
   return FileKey(header.model(), *digest);
 }
 
-// The version that came with this file and waits or serves; none when the file has to be sent.
+// The version of a model that came as a delta, is `wanted`, and waits or serves; none when there is none.
 // FailedPrecondition when it had its time.
-absl::StatusOr<std::optional<updates::VersionRecord>> FindDelta(
-    const runtime::UpdateManager& manager, const FileKey& file) {
+template <typename Wanted>
+absl::StatusOr<std::optional<updates::VersionRecord>> FindVersion(
+    const runtime::UpdateManager& manager, const std::string& of_model, Wanted wanted) {
   using enum updates::UpdateState;
-  const auto models = manager.List(file.first);
+  const auto models = manager.List(of_model);
   if (!models.ok()) return models.status();
   for (const runtime::ModelVersions& model : *models) {
     for (const updates::VersionRecord& version : model.store.versions) {
-      if (version.parent == 0 || version.delta != file.second) continue;
+      if (version.parent == 0 || !wanted(version)) continue;
       const auto state = version.state;
       if (state == kStaged || state == kCanary || state == kLive) return version;
       if (state == kSuperseded || state == kRolledBack || state == kQuarantined) {
@@ -51,6 +52,14 @@ absl::StatusOr<std::optional<updates::VersionRecord>> FindDelta(
     }
   }
   return std::nullopt;
+}
+
+// That came with this file.
+absl::StatusOr<std::optional<updates::VersionRecord>> FindDelta(
+    const runtime::UpdateManager& manager, const FileKey& file) {
+  return FindVersion(manager, file.first, [&](const updates::VersionRecord& version) {
+    return version.delta == file.second;
+  });
 }
 
 }  // namespace
@@ -255,7 +264,10 @@ class PushCalls::Call final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
     }
     const auto version = shared_.manager.Stage(file_.first, file_.second);
     if (!version.ok()) return version.status();
-    const auto staged = FindDelta(shared_.manager, file_);
+    // By its number: another file, which leads to the same weights, may have brought it.
+    const auto staged = FindVersion(
+        shared_.manager, file_.first,
+        [&](const updates::VersionRecord& record) { return record.number == *version; });
     if (!staged.ok()) return staged.status();
     if (!staged->has_value()) {
       return absl::AbortedError(

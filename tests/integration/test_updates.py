@@ -114,6 +114,28 @@ def test_staging_changes_nothing_until_it_is_activated(trained, server, answers)
     np.testing.assert_array_equal(infer(server, model)[1], answers[2])
 
 
+def test_another_file_with_the_same_weights_is_the_version_that_they_have(trained, server, tmp_path):
+    _, model = trained
+    again = updates.create(
+        model.checkpoints[1],
+        model.checkpoints[2],
+        tmp_path / "again.espd",
+        key=model.key,
+        model="digits",
+        base_version=1,
+        expires="1000h",
+    )
+    assert again.read_bytes() != model.deltas[2].read_bytes()
+    with updates.Client(server.update_url) as client:
+        staged = client.push(model.deltas[2])
+        assert client.push(again) == staged
+        client.activate("digits", 2)
+        served = client.push(again)
+        assert (served.version, served.state) == (2, "LIVE")
+        (versions,) = client.versions("digits")
+        assert (versions.serving, versions.staged) == (2, 0)
+
+
 def test_rolling_back_and_forth_needs_no_delta(trained, server, answers):
     _, model = trained
     with updates.Client(server.update_url) as client:
