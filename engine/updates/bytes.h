@@ -28,6 +28,7 @@ class ByteWriter {
     Varint(text.size());
     Raw(text);
   }
+  void Reserve(size_t bytes) { bytes_.reserve(bytes); }
   size_t size() const { return bytes_.size(); }
   const std::string& bytes() const { return bytes_; }
   std::string Take() { return std::move(bytes_); }

@@ -29,8 +29,6 @@ absl::Status CheckCounts(const TensorDelta& expected, const EventCounts& found) 
   return absl::OkStatus();
 }
 
-// Segments that may be decoded before the one that is waited for: for each thread one at work, one done.
-constexpr size_t kAhead = 2;
 // Of all threads' segments.
 constexpr int64_t kMaxSegmentBytes = int64_t{64} << 20;
 // Entries that a sink is given at a time.
@@ -91,7 +89,7 @@ class Decoder {
   bool known_ = true;               // the blocks that nothing changes
   std::vector<Item> items_;         // ascending by tensor and segment
   std::vector<EventCounts> found_;  // of each tensor of the manifest; whoever hands over
-  size_t ahead_ = kAhead;
+  size_t ahead_ = 1;                // segments that may be at work or done and not handed over
 
   std::mutex mutex_;
   std::condition_variable handed_over_;
@@ -301,6 +299,7 @@ absl::Status Decoder::HandOver(Item& item, Item* before, const Item* after, Scra
   if (found.total() > delta_.manifest().tensors[item.record->tensor].counts.total())
     return absl::OkStatus();
   std::vector<JournalEntry> entries;
+  entries.reserve(std::min(kPieceEntries, edits.size()));
   for (size_t begin = 0; begin < edits.size(); begin += kPieceEntries) {
     entries.clear();
     const size_t end = std::min(begin + kPieceEntries, edits.size());
@@ -349,7 +348,7 @@ absl::Status Decoder::Run(const JournalLimits& limits, int threads,
   }
   const size_t at_once = std::min({items_.size(), static_cast<size_t>(std::max(threads, 1)),
                                    static_cast<size_t>(kMaxSegmentBytes / segment_bytes)});
-  ahead_ = kAhead * std::max<size_t>(at_once, 1);
+  ahead_ = at_once + 1;  // one done, while each thread is at work
   std::vector<std::thread> others;
   for (size_t i = 1; i < at_once; ++i) {
     others.emplace_back([&] {

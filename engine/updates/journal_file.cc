@@ -47,17 +47,19 @@ int WidthOf(absl::Span<const JournalEntry> entries) {
 absl::StatusOr<std::string> SerializePiece(absl::Span<const JournalEntry> entries, int64_t next) {
   const int width = WidthOf(entries);
   ByteWriter out;
+  out.Reserve(entries.size() * static_cast<size_t>(2 + 2 * width));  // gaps are of one byte or two
   for (const JournalEntry& entry : entries) {
     out.Varint(static_cast<uint64_t>(entry.position - next));
     next = entry.position + 1;
   }
   for (const JournalEntry& entry : entries) out.LittleEndian(entry.old_bits, width);
   for (const JournalEntry& entry : entries) out.LittleEndian(entry.new_bits, width);
-  const auto frame = ZstdCompress(out.bytes(), kZstdLevel);
+  const size_t size = out.size();
+  const auto frame = ZstdCompress(out.Take(), kZstdLevel);
   if (!frame.ok()) return frame.status();
   ByteWriter piece;
   piece.Byte(static_cast<uint8_t>(width));
-  piece.Varint(out.size());
+  piece.Varint(size);
   piece.Raw(*frame);
   return piece.Take();
 }
@@ -66,13 +68,15 @@ absl::StatusOr<std::string> SerializePiece(absl::Span<const JournalEntry> entrie
 struct OpenedPiece {
   std::string bytes;
   size_t entries = 0, width = 0;
-  std::vector<int64_t> positions;
 
   const char* OldBits() const { return bytes.data() + bytes.size() - 2 * entries * width; }
   const char* NewBits() const { return OldBits() + entries * width; }
 };
 
-absl::Status OpenPiece(absl::string_view piece, size_t count, int64_t next, OpenedPiece& opened) {
+// Calls `each` with the index and position of each entry; what they changed to can be seen by then.
+template <typename Each>
+absl::Status OpenPiece(absl::string_view piece, size_t count, int64_t next, OpenedPiece& opened,
+                       Each each) {
   ByteReader head(piece);
   const auto width = head.Byte("width");
   if (!width.ok()) return width.status();
@@ -80,30 +84,33 @@ absl::Status OpenPiece(absl::string_view piece, size_t count, int64_t next, Open
     return absl::InvalidArgumentError(absl::StrCat("elements of ", *width, " bytes"));
   const auto size = head.Varint("size of a piece", kMaxPieceBytes);
   if (!size.ok()) return size.status();
+  if (*size < 2 * count * *width)
+    return absl::InvalidArgumentError(absl::StrCat(*size, " bytes for ", count, " elements"));
+  opened.bytes = std::string();  // before the next one comes
   auto bytes = ZstdDecompress(piece.substr(head.offset()), *size);
   if (!bytes.ok()) return bytes.status();
   opened.bytes = *std::move(bytes);
   opened.entries = count;
   opened.width = *width;
-  opened.positions.resize(count);
   ByteReader reader(opened.bytes);
-  for (int64_t& position : opened.positions) {
+  for (size_t i = 0; i < count; ++i) {
     const auto gap = reader.Varint("gap", static_cast<uint64_t>(kMaxTensorBytes));
     if (!gap.ok()) return gap.status();
-    position = next + static_cast<int64_t>(*gap);
+    const int64_t position = next + static_cast<int64_t>(*gap);
     if (position >= kMaxTensorBytes) return absl::InvalidArgumentError("a position is too large");
     next = position + 1;
+    each(i, position);
   }
   const auto elements = reader.Raw("elements", 2 * count * *width);
   return elements.ok() ? reader.End("piece") : elements.status();
 }
 
-// The elements of a piece, the rest of their words 0.
+// The elements of a piece, whose positions are there, the rest of their words 0.
 template <size_t kWidth>
 void CopyElements(const OpenedPiece& opened, std::vector<JournalEntry>& entries) {
   const char *old_bits = opened.OldBits(), *new_bits = opened.NewBits();
   for (size_t i = 0; i < opened.entries; ++i) {
-    JournalEntry entry{opened.positions[i], 0, 0};
+    JournalEntry entry{entries[i].position, 0, 0};
     std::memcpy(&entry.old_bits, old_bits + i * kWidth, kWidth);  // little-endian
     std::memcpy(&entry.new_bits, new_bits + i * kWidth, kWidth);
     entries[i] = entry;
@@ -163,6 +170,9 @@ absl::Status JournalWriter::Begin(absl::Span<const ChangedTensor> tensors) {
   auto file = SealedWriter::Create(files_, path_, StoredKind::kJournal);
   if (!file.ok()) return file.status();
   file_.emplace(*std::move(file));
+  uint64_t most = 0;
+  for (const ChangedTensor& tensor : tensors) most = std::max(most, tensor.entries);
+  piece_.reserve(std::min<uint64_t>(most, kPieceEntries));
   return file_->AppendBlock(SerializeHeader(ends_, tensors));
 }
 
@@ -240,9 +250,12 @@ absl::Status JournalReader::NextPiece(std::vector<JournalEntry>& entries) {
   if (!piece.ok()) return piece.status();
   OpenedPiece opened;
   const size_t count = std::min<uint64_t>(kPieceEntries, of_tensor - read_);
-  if (auto status = OpenPiece(*piece, count, position_, opened); !status.ok())
-    return Damaged(reader_.path(), status.message());
   entries.resize(count);
+  if (auto status = OpenPiece(*piece, count, position_, opened,
+                              [&](size_t i, int64_t position) { entries[i].position = position; });
+      !status.ok()) {
+    return Damaged(reader_.path(), status.message());
+  }
   (opened.width == 1   ? CopyElements<1>
    : opened.width == 2 ? CopyElements<2>
                        : CopyElements<4>)(opened, entries);
@@ -271,9 +284,11 @@ absl::StatusOr<std::shared_ptr<const JournalOnDisk>> JournalOnDisk::Open(
       piece.offset = reader->reader_.block_offset();
       piece.bytes = block->size();
       piece.entries = std::min<uint64_t>(kPieceEntries, entries - read);
-      if (auto status = OpenPiece(*block, piece.entries, next, opened); !status.ok())
+      if (auto status = OpenPiece(*block, piece.entries, next, opened,
+                                  [&](size_t, int64_t position) { piece.last = position; });
+          !status.ok()) {
         return Damaged(path, status.message());
-      piece.last = opened.positions.back();
+      }
       next = piece.last + 1;
       read += piece.entries;
       pieces.push_back(piece);
@@ -304,26 +319,23 @@ absl::Status JournalOnDisk::Visit(size_t tensor, int64_t first, int64_t count, b
   const auto before = [](const JournalPiece& piece, const std::pair<size_t, int64_t>& place) {
     return std::pair(piece.tensor, piece.last) < place;
   };
-  std::string block;
   OpenedPiece opened;
   for (auto piece =
            std::lower_bound(pieces_.begin(), pieces_.end(), std::pair(tensor, first), before);
        piece != pieces_.end() && piece->tensor == tensor && piece->next < first + count; ++piece) {
-    block.resize(piece->bytes);
+    std::string block(piece->bytes, '\0');
     if (auto status = reader_.ReadAgain(piece->offset, block); !status.ok()) return status;
     if (Sha256Of(block) != piece->digest)
       return Damaged(reader_.path(), "it changed after it was opened");
-    auto status = OpenPiece(block, piece->entries, piece->next, opened);
+    const auto status =
+        OpenPiece(block, piece->entries, piece->next, opened, [&](size_t i, int64_t position) {
+          if (position < first || position >= first + count) return;
+          uint32_t element = 0;
+          std::memcpy(&element, (forward ? opened.NewBits() : opened.OldBits()) + i * opened.width,
+                      opened.width);
+          visit(position, element);
+        });
     if (!status.ok()) return Damaged(reader_.path(), status.message());
-    const char* bits = forward ? opened.NewBits() : opened.OldBits();
-    const auto& positions = opened.positions;
-    const auto begin = std::lower_bound(positions.begin(), positions.end(), first);
-    for (auto at = begin; at != positions.end() && *at < first + count; ++at) {
-      uint32_t element = 0;
-      std::memcpy(&element, bits + static_cast<size_t>(at - positions.begin()) * opened.width,
-                  opened.width);
-      visit(*at, element);
-    }
   }
   return absl::OkStatus();
 }

@@ -6,6 +6,7 @@ namespace espalier::updates {
 namespace {
 
 constexpr int64_t kPiece = 8 << 10;  // elements
+constexpr size_t kStep = 64 << 10;   // elements
 
 }  // namespace
 
@@ -17,6 +18,10 @@ void PackedSegment::Begin(ElementKind kind, int64_t count) {
   negative_.clear();
   before_.clear();
   elements_.clear();
+  const auto words = static_cast<size_t>((count + 63) / 64);
+  nonzero_.reserve(words);
+  negative_.reserve(words);
+  before_.reserve(words);
 }
 
 // Each is looked at three times: while it is in the cache.
@@ -43,10 +48,12 @@ void PackedSegment::AppendElements(const typename Element::Bits* elements, int64
     rank += static_cast<size_t>(BitsIn(nonzero[word]));
   }
   nonzero_.insert(nonzero_.end(), nonzero.begin(), nonzero.end());
-  // Once, as if the rest were like the beginning: growing by doubling would take half as much again.
+  // Once, as if the rest were like the beginning: growing by doubling would take half as much again. In
+  // steps, so that the next segment, a bit fuller, fits into the same place.
   if (size_ == 0) {
     const auto all = static_cast<size_t>(expected_), here = static_cast<size_t>(count);
-    elements_.reserve(sizeof(Bits) * std::min(all, rank * (all / here + 1) * 9 / 8 + 64));
+    const size_t expected = rank * (all / here + 1) * 9 / 8;
+    elements_.reserve(sizeof(Bits) * std::min(all, (expected / kStep + 1) * kStep));
   }
   elements_.resize(rank * sizeof(Bits));
   Compact(nonzero, elements, elements_.data() + known * sizeof(Bits));

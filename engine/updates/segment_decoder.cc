@@ -27,6 +27,12 @@ struct ListRecord {
 };
 using ListRecords = std::array<ListRecord, kEventKinds>;
 
+// In steps: lists of about one length, one after the other, then fit into the same places of the heap.
+void Reserve(std::vector<Edit>& edits, int64_t count) {
+  constexpr size_t kStep = 4096;
+  edits.reserve((static_cast<size_t>(count) + kStep - 1) / kStep * kStep);
+}
+
 absl::Status Refused(EventKind kind, absl::string_view problem) {
   return absl::InvalidArgumentError(absl::StrCat(NameOf(kind), " list: ", problem));
 }
@@ -235,7 +241,7 @@ class SegmentDecoder {
                                         event_bytes * static_cast<uint64_t>(list.count), " for ",
                                         list.count, " events"));
     }
-    edits.reserve(static_cast<size_t>(list.count));
+    Reserve(edits, list.count);
     ByteReader reader(list.payload);
     int64_t least = 0;
     for (int64_t i = 0; i < list.count; ++i) {
@@ -281,7 +287,7 @@ class SegmentDecoder {
     if (!symbol_bytes.ok()) return Refused(kind, symbol_bytes.status().message());
     if (auto status = reader.End("a list"); !status.ok()) return Refused(kind, status.message());
     ByteReader gaps(*gap_bytes), symbols(*symbol_bytes);
-    edits.reserve(static_cast<size_t>(list.count));
+    Reserve(edits, list.count);
     int64_t least = 0;
     for (int64_t i = 0; i < list.count; ++i) {
       const auto gap = gaps.Varint("gap", static_cast<uint64_t>(kSegmentElements));
@@ -359,7 +365,7 @@ class SegmentDecoder {
     RangeDecoder coder(list.payload);
     GapModel gaps;
     Symbols symbols;
-    edits.reserve(static_cast<size_t>(list.count));
+    Reserve(edits, list.count);
     int64_t least = 0;
     for (int64_t i = 0; i < list.count; ++i) {
       const int64_t rank = least + static_cast<int64_t>(gaps.Decode(coder));
@@ -386,7 +392,7 @@ class SegmentDecoder {
     ThresholdModel model(low, high);
     DropModel sign;
     const auto count = static_cast<size_t>(list.count);
-    edits.reserve(count);
+    Reserve(edits, list.count);
     absl::Status failure;
     base_.VisitNonzeros<Element>(0, count_, [&](uint32_t position, Bits old_bits) {
       const uint64_t magnitude = MagnitudeOf<Element>(old_bits);
@@ -456,7 +462,7 @@ class SegmentDecoder {
                           WordDecoder& coder, int64_t announced, std::vector<Edit>& edits) {
     constexpr EventKind kKind = EventKind::kChange;
     const auto count = static_cast<size_t>(announced);
-    edits.reserve(count);
+    Reserve(edits, announced);
     absl::Status failure;
     WordDecoder looking = coder;  // no call is told where it is, so that it stays in registers
     for (int64_t begin = 0; begin < count_; begin += width) {
@@ -561,7 +567,7 @@ class SegmentDecoder {
       const ListRecord& list = lists[static_cast<size_t>(kind)];
       if (list.count == 0 || list.mode != Mode::kClassRange) continue;
       auto& edits = found[static_cast<size_t>(kind)];
-      edits.reserve(static_cast<size_t>(list.count));
+      Reserve(edits, list.count);
       streams.push_back(std::unique_ptr<ClassStream>(
           new ClassStream{kind, list.count, RangeDecoder(list.payload), &edits}));
     }

@@ -44,7 +44,7 @@ class TensorReader {
   // up for a range is looked up once. All windows but the last have that many.
   using Visit = absl::FunctionRef<void(int64_t first, void* elements, int64_t count)>;
   virtual absl::Status ReadWindows(size_t tensor, int64_t first, int64_t count, Visit visit) const;
-  static constexpr int64_t kWindowElements = int64_t{1} << 18;
+  static constexpr int64_t kWindowElements = int64_t{1} << 16;
   // Where element `first` and all behind it are, aligned to their size, for weights that are held
   // dense in memory; null for others. Read gives the same elements.
   virtual const void* InMemory(size_t /*tensor*/, int64_t /*first*/) const { return nullptr; }

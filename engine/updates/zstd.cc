@@ -55,6 +55,8 @@ absl::StatusOr<std::string> ZstdDecompress(absl::string_view frame, uint64_t siz
   ZSTD_DCtx* d = context.get();
   ZSTD_DCtx_setParameter(d, ZSTD_d_format, ZSTD_f_zstd1_magicless);
   ZSTD_DCtx_setParameter(d, ZSTD_d_windowLogMax, WindowLog(reference.size() + size));
+  // The whole result has its place: no window beside it.
+  ZSTD_DCtx_setParameter(d, ZSTD_d_stableOutBuffer, 1);
   if (!reference.empty()) ZSTD_DCtx_refPrefix(d, reference.data(), reference.size());
   std::string bytes(size, '\0');
   ZSTD_inBuffer in{frame.data(), frame.size(), 0};
