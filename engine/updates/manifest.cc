@@ -15,6 +15,7 @@ namespace {
 constexpr uint8_t kSchemaChanges = 1, kCompressedTable = 2, kRest = 4, kExpires = 8;
 constexpr int kTableLevel = 19;
 constexpr uint64_t kMaxDtypeBytes = 16;
+constexpr int64_t kMaxEvents = int64_t{1} << 61;  // non-zeros and these can be added
 // Clocks of publisher and receiver may differ by time zones set wrong, not by more.
 constexpr int64_t kClockSkewSeconds = 24 * 3600;
 
@@ -319,6 +320,11 @@ absl::StatusOr<Manifest> ParseManifest(absl::string_view bytes, uint16_t format_
   }
   table_fields.End("table of tensors");
   if (!table_fields.ok()) return table_fields.status();
+  int64_t events = 0;  // of each tensor 2^46 at most
+  for (const TensorDelta& delta : manifest.tensors) {
+    events += delta.counts.total();
+    if (events > kMaxEvents) return absl::InvalidArgumentError("more events than can be counted");
+  }
   const int64_t gained = manifest.counts().gained(), nonzeros = manifest.base_nonzeros + gained;
   if (!first_format && !manifest.schema_changes) manifest.target_nonzeros = nonzeros;
   if (!manifest.schema_changes && (nonzeros != manifest.target_nonzeros || nonzeros < 0)) {

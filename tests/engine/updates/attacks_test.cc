@@ -3,6 +3,7 @@
 // rest.
 #include "tests/engine/updates/attacks.h"
 
+#include "absl/strings/str_cat.h"
 #include "engine/updates/bytes.h"
 #include "engine/updates/zstd.h"
 #include "tests/engine/updates/first_format.h"
@@ -140,6 +141,16 @@ std::string Changed(Change change) {
   return Signed(draft);
 }
 
+// Tensors of the largest size, all grown.
+void CountTooMany(Manifest& manifest) {
+  const int64_t elements = kMaxTensorBytes;
+  manifest.tensors.clear();
+  for (int i = 0; i < 32769; ++i) {
+    manifest.tensors.push_back(
+        {{absl::StrCat("t", 100'000 + i), "I8", {elements}, elements}, {{0, 0, elements, 0}}});
+  }
+}
+
 #define CHANGED(statement) [] { return Changed([](Manifest& m) { statement; }); }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -193,6 +204,8 @@ INSTANTIATE_TEST_SUITE_P(
                kInvalid, "rank of a tensor"},
         Attack{"MoreEventsThanElements", CHANGED(m.tensors[0].counts.of[1] = 5), kInvalid,
                "more events than its 4 elements"},
+        Attack{"MoreEventsThanCanBeCounted", CHANGED(CountTooMany(m)), kInvalid,
+               "more events than can be counted"},
         Attack{"ATensorWithoutEvents", CHANGED(m.tensors[0].counts = {}), kInvalid, "has no event"},
         Attack {
           "ATensorTheBodyHasNot",
